@@ -2,6 +2,7 @@
 
     MemestError (1)
     |- ConfigError, a ValueError (2)      an option or a combination that cannot be
+    |  `- UnfitGpuError                   a GPU that cannot run what is asked
     |- UnknownModelError, a LookupError (5)
     |- UnknownGpuError, a LookupError (5)
     |- ModelLoadError (1)                 known, but its config or code cannot be read or built
@@ -29,6 +30,7 @@ __all__ = [
     "ModelLoadError",
     "ReplayError",
     "TraceError",
+    "UnfitGpuError",
     "UnknownGpuError",
     "UnknownModelError",
     "closest",
@@ -47,6 +49,18 @@ class ConfigError(MemestError, ValueError):
     """An option, a value or a combination of options that cannot be."""
 
     exit_code = 2
+
+
+class UnfitGpuError(ConfigError):
+    """A GPU that cannot run what is asked.
+
+    Attributes:
+        why: in a few words, for a list of the GPUs that are left out.
+    """
+
+    def __init__(self, message: str, why: str = "") -> None:
+        super().__init__(message)
+        self.why = why
 
 
 class UnknownModelError(MemestError, LookupError):

@@ -70,6 +70,20 @@ class GpuSpec:
         return self.aliases[0] if self.aliases else self.name
 
     @property
+    def has_bf16(self) -> bool:
+        """bf16 arithmetic: from compute capability 8.0 on, and the ROCm cards listed."""
+        return self._has((8, 0))
+
+    @property
+    def has_fast_fp16(self) -> bool:
+        """Faster fp16: from compute capability 7.0 on (before, products run at fp32's rate)."""
+        return self._has((7, 0))
+
+    def _has(self, capability: tuple[int, int]) -> bool:
+        own = self.compute_capability
+        return own >= capability if isinstance(own, tuple) else self.backend == "rocm"
+
+    @property
     def kind(self) -> str:
         """``geforce``, ``workstation``, ``datacenter`` or ``unified`` (shares the CPU's memory)."""
         words = self.name.removeprefix("NVIDIA ")

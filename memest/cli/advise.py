@@ -33,8 +33,9 @@ def advise(
         bool,
         switch(
             "--any-precision",
-            "Use bf16 or fp16 autocast wherever the GPU has it and it is faster. Otherwise "
-            "the precision asked for is kept unless nothing surely fits with it.",
+            "Use bf16 or fp16 autocast wherever the GPU has it and it is faster. Otherwise a "
+            "precision that is named is kept unless nothing surely fits with it, and where none "
+            "is, fp32 and bf16 are tried (fp16 on a GPU without bf16).",
             panel="Plan",
         ),
     ] = False,

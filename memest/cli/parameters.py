@@ -18,6 +18,7 @@ from memest.config.options import find_option
 from memest.errors import ConfigError
 from memest.readers.reading import names_config, read_config
 from memest.readers.run_config import RunConfig, settle
+from memest.readers.values import Level
 
 __all__ = ["with_options"]
 
@@ -61,6 +62,9 @@ def _parameter(option: Option) -> inspect.Parameter:
 
 _DECIDED = {"advise": ("batch", "grad_accum")}
 """What a command looks for itself, whatever a configuration says."""
+
+_LEFT_OPEN = {"advise": ("precision",)}
+"""What a command decides where nothing but a framework's default says it."""
 
 _CONFIGURATIONS: dict[str, Any] = {
     "config": Annotated[
@@ -125,6 +129,7 @@ def read_question(
     config_format: str | None = None,
     launch: str | None = None,
     axes: Sequence[str] = (),
+    left_open: Sequence[str] = (),
     needs_model: bool = True,
     off: Sequence[str] = (),
     compares: bool = False,
@@ -138,6 +143,7 @@ def read_question(
         config_format: of ``--config-format``.
         launch: of ``--launch``.
         axes: options that the command sets itself: those of ``--over``, what it looks for.
+        left_open: options that the command decides where a framework's default alone says them.
         needs_model: False for a command that has something to say without one.
         off: switches that were named with a word for false: they take back what files say.
         compares: several configurations in the place of models are runs of their own.
@@ -184,6 +190,12 @@ def read_question(
             "the launch command of the run: `memest estimate --help` has examples."
         )
     run_options = run.options if files or launch is not None else flags
+    defaults = {each.option for each in run.values if each.level is Level.DEFAULT}
+    run_options = {
+        name: value
+        for name, value in run_options.items()
+        if name not in left_open or name not in defaults
+    }
     for axis in axes:
         name = axis.partition("=")[0].lstrip("-").replace("-", "_")
         try:
@@ -247,6 +259,7 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
             launch=values.pop("launch"),
             off=values.pop("switched_off") or (),
             axes=(*(values.get("over") or ()), *_DECIDED.get(function.__name__, ())),
+            left_open=_LEFT_OPEN.get(function.__name__, ()),
             compares="runs" in signature.parameters,
             needs_model=several or signature.parameters["model"].default is not None,
         )

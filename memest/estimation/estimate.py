@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 from memest.config.inputs import module_inputs_of
 from memest.config.options import argument, merge_options
 from memest.config.setup import Setup
-from memest.errors import MissingDependencyError
+from memest.errors import MissingDependencyError, UnfitGpuError
 from memest.estimation.breakdown import alive_at_peak, breakdown, layers, moment, timeline
 from memest.estimation.gpu_target import Place, TargetGpu, common_target_gpus, target_gpus
+from memest.estimation.kernel_notes import about_run
 from memest.estimation.notes import assumptions_of, notes_of
 from memest.estimation.peaks import calibration_facts, corrected_rows, peaks_of
 from memest.estimation.pipeline import PipelineRun
@@ -24,7 +25,6 @@ from memest.estimation.verdict import largest_batch, verdict_for
 from memest.estimation.whole_run import resolve_run
 from memest.replay.conf import parse_alloc_conf
 from memest.report.result import Estimate, GpuFit, Interval, Peak, RankPeak, Spot, Verdict
-from memest.workspaces.attention_choice import RingKernelError
 
 if TYPE_CHECKING:
     import torch
@@ -177,7 +177,7 @@ def answer(
         rows = corrected_rows(rows, peaks.parts)
     other_gpus: Sequence[TargetGpu] = named_gpus[1:]
     if not named_gpus and common and not setup.torch_compile:  # each would be compiled for
-        other_gpus = common_target_gpus(setup, targets.torch, targets.context)
+        other_gpus = common_target_gpus(setup.software.cuda, targets.torch, targets.context)
     fits, left_out = _fits_others(profiler, request, other_gpus, replays, named=bool(named_gpus))
     fit = verdict_for(main, setup, peaks, stream, result, replays.conf) if named_gpus else None
     batch = safe = None
@@ -205,7 +205,10 @@ def answer(
         safe_batch=safe,
         common_gpus=tuple(fits),
         notes=tuple(notes_of(run, main, rows, peaks)),
-        assumptions=(*assumptions_of(profiler.assumptions(request), setup, targets), *left_out),
+        assumptions=(
+            *assumptions_of(tuple(about_run(profiler.assumptions(request), run)), setup, targets),
+            *left_out,
+        ),
     )
 
 
@@ -223,29 +226,26 @@ def _fits_others(
         MemestError: a GPU that was named has no answer.
     """
     fits: list[GpuFit] = []
-    names_by_reason: dict[str, list[str]] = {_NO_RING: [], _NO_TRACE: []}
+    names_by_reason: dict[str, list[str]] = {}
     for target in targets:
         try:
             run = resolve_run(profiler, request, target.traits)
-        except (RingKernelError, MissingDependencyError) as error:
+        except (UnfitGpuError, MissingDependencyError) as error:
             if named:
                 raise
-            why = _NO_RING if isinstance(error, RingKernelError) else _NO_TRACE
-            names_by_reason[why].append(target.name)
+            why = error.why if isinstance(error, UnfitGpuError) else _NO_TRACE
+            names_by_reason.setdefault(why, []).append(target.name)
             continue
         stream = run.stream
         result = replays.of(stream)
         peaks = peaks_of(target, run, stream, result)
         fits.append(verdict_for(target, run.setup, peaks, stream, result, replays.conf))
     left_out = [
-        f"left out, because {why}: {', '.join(names)}"
-        for why, names in names_by_reason.items()
-        if names
+        f"left out, because {why}: {', '.join(names)}" for why, names in names_by_reason.items()
     ]
     return fits, left_out
 
 
-_NO_RING = "ring attention has no kernel for them"
 _NO_TRACE = (
     "no profile that comes with memest has their attention kernels, and what traces models is not "
     "installed"

@@ -21,11 +21,10 @@ from memest.catalog.spec import GpuSpec
 from memest.config.installed import installed_version
 from memest.config.option_table import PLACE
 from memest.config.options import argument, find_option, read_size
-from memest.config.setup import Attention, Setup
+from memest.config.setup import Setup
 from memest.errors import ConfigError, UnknownGpuError
 from memest.files.folders import data_folder, user_folder
 from memest.units import format_size
-from memest.workspaces.attention_choice import flash_library_runs
 from memest.workspaces.operator_call import GpuTraits
 
 if TYPE_CHECKING:
@@ -169,14 +168,10 @@ def _reference(profile: str | None) -> GpuSpec:
 
 
 def common_target_gpus(
-    setup: Setup, torch: tuple[int, int], context: int | None
+    cuda: tuple[int, int] | None, torch: tuple[int, int], context: int | None
 ) -> list[TargetGpu]:
-    """The GPUs that people have, without those that cannot run what the setup names."""
-    cuda = setup.software.cuda
-    targets = [_target_of(spec, cuda, torch, context, None, None) for spec in common_gpus()]
-    if setup.attn_implementation is not Attention.FLASH_ATTENTION_2:
-        return targets
-    return [target for target in targets if flash_library_runs(target.traits.capability)]
+    """The GPUs that people have."""
+    return [_target_of(spec, cuda, torch, context, None, None) for spec in common_gpus()]
 
 
 def _target_of(

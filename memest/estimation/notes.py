@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from memest.config.installed import unverified_note
-from memest.config.setup import Attention, Setup
+from memest.config.setup import Setup
 from memest.estimation.gpu_target import TargetGpu, TargetGpus
+from memest.estimation.kernel_notes import bf16_notes
 from memest.estimation.run import Run
 from memest.estimation.run_facts import Peaks
 from memest.estimation.whole_run import generation_notes, length_notes
@@ -63,10 +64,6 @@ def assumptions_of(notes: Sequence[str], setup: Setup, targets: TargetGpus) -> l
         sentences.append(other)
     if not targets.named_gpus or main.name != main.spec.name:
         sentences.append(f"kernels and workspaces as on {main.spec.name} (name a GPU with --gpu)")
-    if not targets.named_gpus and setup.attn_implementation is Attention.FLASH_ATTENTION_2:
-        sentences.append(
-            "GPUs before compute capability 8.0 are left out: FlashAttention 2 needs it"
-        )
     sentences.append(
         f"loop: {setup.loop}, optimizer {setup.optimizer}, {setup.num_steps} steps simulated, "
         f"torch {targets.torch[0]}.{targets.torch[1]}"
@@ -166,6 +163,7 @@ def notes_of(run: Run, main: TargetGpu, rows: tuple[Row, ...], peaks: Peaks) -> 
     notes = run_notes(run)
     if main.spec.match_note:
         notes.append(main.spec.match_note)
+    notes += bf16_notes(run, main)
     notes += peaks.notes
     notes += paged_notes(main, peaks)
     if setup.eval_batch is not None:

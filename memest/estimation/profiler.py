@@ -16,7 +16,7 @@ from memest.config.deepspeed import with_hidden_size
 from memest.config.inputs import NO_INPUTS, ModuleInputs
 from memest.config.options import HARMLESS_ARGUMENTS, find_option
 from memest.config.parallelism import ONE_GPU
-from memest.config.setup import Attention, Setup
+from memest.config.setup import SdpaBackend, Setup
 from memest.errors import MemestError, MissingDependencyError
 from memest.estimation.optimizer_traces import OptimizerTraces
 from memest.estimation.question import Question
@@ -46,7 +46,7 @@ from memest.profiles.program import Program
 from memest.profiles.sizing import SizeAnswer, asked_sizes
 from memest.replay.conf import AllocatorConf
 from memest.report.result import ModelFacts
-from memest.workspaces.attention_choice import check_flash_gpu
+from memest.workspaces.gpu_limits import check_backend, check_gpu
 from memest.workspaces.operator_call import GpuTraits
 
 if TYPE_CHECKING:
@@ -123,8 +123,7 @@ class Profiler:
         """
         profile = self.profile_of(request)
         setup = self._resolve(profile, request)
-        if setup.attn_implementation is Attention.FLASH_ATTENTION_2:
-            check_flash_gpu(gpu.capability)
+        check_gpu(setup, gpu)
         return Question(request, setup, gpu, profile, None if vary is None else tuple(vary))
 
     def resolve(self, request: Setup) -> Setup:
@@ -238,6 +237,9 @@ class Profiler:
         setup = question.setup
         if own := family.skeleton.unpriced:
             setup = replace(setup, unpriced=tuple(dict.fromkeys((*setup.unpriced, *own))))
+        if setup.sdpa_backend is not SdpaBackend.AUTO:
+            choices = family.choices_at(family.numbers_at(point))
+            check_backend(setup.sdpa_backend, choices, question.gpu)
         card = question.profile.model_cards[question.request.image_size]
         evaluation = None
         if setup.eval_batch is not None:

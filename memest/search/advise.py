@@ -9,18 +9,32 @@ costs less time than it saves or because nothing fits without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from memest.config.options import argument, find_option, no_gpu, read_effective_batch
-from memest.config.setup import Setup
+from memest.config.options import (
+    HARMLESS_ARGUMENTS,
+    argument,
+    find_option,
+    no_gpu,
+    read_effective_batch,
+)
+from memest.config.setup import Precision, Setup
 from memest.errors import ConfigError, MemestError
 from memest.estimation.gpu_target import Place
 from memest.estimation.notes import one_of_several
 from memest.report.findings import Advice, Plan
 from memest.report.result import Verdict
-from memest.search.combos import SAME_TRAINING, Candidate, Combo, Finder, combos, lighter
+from memest.search.combos import (
+    SAME_TRAINING,
+    Candidate,
+    Combo,
+    Finder,
+    Freedom,
+    combos,
+    lighter,
+)
 from memest.search.cost import TIME_BASIS, Probe
 from memest.search.plan_words import arguments_of, changed_training, steps_of
 from memest.search.profile import profile as make_profile
@@ -63,8 +77,9 @@ def advise(
         gpu_memory: memory PyTorch can have, for a GPU that the catalogue does not know.
         device_context: as for :func:`memest.estimate`.
         calibration: as for :func:`memest.estimate`.
-        any_precision: other autocast precisions may be used where they are faster. Otherwise the
-            one asked for is kept unless nothing fits with it.
+        any_precision: any autocast precision that the GPU has may be used where it is faster.
+            Otherwise one that is named is kept unless nothing fits with it, and where none is,
+            bf16 is tried besides fp32, or fp16 on a GPU without bf16.
         trust_remote_code: run code that the model's repository brings.
         progress: called with one line for each longer thing done.
         **options: what all plans share; ``inputs``, ``loss``, ``step_fn``, ``dims`` and
@@ -109,22 +124,35 @@ def advise(
     unpriced = profile.setup.unpriced
     profile.setup = replace(profile.setup, unpriced=())
     finder = Finder(Probe(profile, place, vary=("batch",)), samples)
-    advice = _Search(finder, any_precision=any_precision).advice()
+    freedom = Freedom.ANY if any_precision else Freedom.KEPT
+    if not any_precision and setup is None and not _names_precision(profile.setup, options):
+        freedom = Freedom.OPEN
+    advice = _Search(finder, freedom).advice()
     return replace(advice, unpriced=unpriced)
+
+
+def _names_precision(setup: Setup, options: Mapping[str, Any]) -> bool:
+    """Whether options, or a file among them, say which autocast runs."""
+    named = {
+        find_option(name).field
+        for name, value in options.items()
+        if name not in HARMLESS_ARGUMENTS and value not in (None, False)
+    }
+    return setup.precision is not Precision.FP32 or "precision" in named
 
 
 class _Search:
     """Widens the choice step by step, as long as there is something to gain."""
 
-    def __init__(self, finder: Finder, *, any_precision: bool) -> None:
+    def __init__(self, finder: Finder, freedom: Freedom) -> None:
         self._finder = finder
         self._probe = finder.probe
-        self._any_precision = any_precision
+        self._freedom = freedom
         self._notes: dict[str, None] = {}
 
     def advice(self) -> Advice:
         """All plans, ranked."""
-        combinations, others = combos(self._probe, any_precision=self._any_precision)
+        combinations, others = combos(self._probe, self._freedom)
         candidates = self._try(combinations)
         if others and not any(c.verdict is Verdict.FITS for c in candidates):
             candidates += self._try(others)
@@ -197,7 +225,8 @@ class _Search:
     def _distance(self, candidate: Candidate) -> int:
         """How far a plan is from the training that was asked for."""
         request = self._probe.profile.setup
-        precise = self._any_precision or candidate.combo.precision is request.precision
+        free = self._freedom is not Freedom.KEPT
+        precise = free or candidate.combo.precision is request.precision
         same = candidate.combo.optim in (request.optimizer, SAME_TRAINING.get(request.optimizer))
         return (0 if precise else 1) + (0 if same else 2)
 
@@ -222,10 +251,8 @@ class _Search:
             grad_accum=candidate.grad_accum,
             estimate=candidate.estimate,
             relative_time=self._seconds(candidate) / (fastest or 1.0),
-            changes_training=changed_training(
-                candidate, self._finder, any_precision=self._any_precision
-            ),
-            steps=steps_of(candidate, self._finder, candidates),
+            changes_training=changed_training(candidate, self._finder, self._freedom),
+            steps=steps_of(candidate, self._finder, candidates, self._freedom),
             arguments=arguments_of(candidate),
         )
 

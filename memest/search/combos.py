@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memest.catalog.spec import GpuSpec
 from memest.config.setup import Attention, Dtype, Precision, Setup
 from memest.report.result import Estimate, Verdict
 from memest.search.cost import Probe
 
-__all__ = ["LIGHTER", "SAME_TRAINING", "Candidate", "Combo", "Finder", "combos", "lighter"]
+__all__ = [
+    "LIGHTER",
+    "SAME_TRAINING",
+    "Candidate",
+    "Combo",
+    "Finder",
+    "Freedom",
+    "combos",
+    "lighter",
+]
 
 LIGHTER = ("adafactor", "sgd")
 """Optimizers with fewer states than Adam's, the closer relative first."""
@@ -25,6 +34,17 @@ SAME_TRAINING = {
 """Implementations with large temporaries, and the one that computes the same without them."""
 _FUSED_SINCE = (2, 0)
 _HALF = (Dtype.FLOAT16, Dtype.BFLOAT16)
+
+
+class Freedom(enum.Enum):
+    """How free plans are to choose the precision of autocast."""
+
+    KEPT = enum.auto()
+    """It was named: another one only where nothing fits with it."""
+    OPEN = enum.auto()
+    """Nobody named one: fp32, or the one that the GPU is made for, whichever is faster."""
+    ANY = enum.auto()
+    """Any that the GPU has (``--any-precision``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +103,16 @@ class Candidate:
         return {**self.combo.changes(), "batch": self.batch, "grad_accum": self.grad_accum}
 
 
-def combos(probe: Probe, *, any_precision: bool) -> tuple[list[Combo], list[Combo]]:
+def combos(probe: Probe, freedom: Freedom) -> tuple[list[Combo], list[Combo]]:
     """The combinations that keep to what was asked for, and those with another precision.
 
     Checkpointing is free to choose: it changes memory and time, not the training.
     """
     setup = probe.profile.setup
     precisions = _precisions(probe, setup)
-    choices = [setup.precision, *(precisions if any_precision else ())]
-    others = [] if any_precision else precisions
+    most = {Freedom.KEPT: 0, Freedom.OPEN: 1, Freedom.ANY: len(precisions)}[freedom]
+    choices = [setup.precision, *precisions[:most]]
+    others = precisions if freedom is Freedom.KEPT else []
     return list(_product(setup, choices)), list(_product(setup, others))
 
 
@@ -133,23 +154,11 @@ def _precisions(probe: Probe, setup: Setup) -> list[Precision]:
     if facts.parameters and facts.parameter_bytes < 3 * facts.parameters:
         return []
     precisions = []
-    if _has_bf16(probe.spec):
+    if probe.spec.has_bf16:
         precisions.append(Precision.BF16)
-    if _has_fp16(probe.spec):
+    if probe.spec.has_fast_fp16:
         precisions.append(Precision.FP16)
     return [precision for precision in precisions if precision is not setup.precision]
-
-
-def _has_bf16(spec: GpuSpec) -> bool:
-    """Tensor cores for bf16: from compute capability 8.0 on, and the ROCm cards listed."""
-    capability = spec.compute_capability
-    return capability >= (8, 0) if isinstance(capability, tuple) else spec.backend == "rocm"
-
-
-def _has_fp16(spec: GpuSpec) -> bool:
-    """Faster fp16: from compute capability 7.0 on (before, products run at fp32's rate)."""
-    capability = spec.compute_capability
-    return capability >= (7, 0) if isinstance(capability, tuple) else spec.backend == "rocm"
 
 
 class Finder:

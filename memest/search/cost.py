@@ -22,13 +22,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memest.catalog.gpus import find_gpu
 from memest.catalog.nvml import resolve_gpu
 from memest.catalog.spec import GpuSpec, list_gpus
-from memest.config.setup import Setup
+from memest.config.setup import Precision, Setup
 from memest.estimation.gpu_target import REFERENCE_GPU, Place
 from memest.profiles.work import StepWork, Work
 from memest.report.result import Estimate
@@ -96,7 +96,9 @@ class Speed:
     """What is taken for the speed of a GPU.
 
     Attributes:
-        half: operations a second on half-precision operands.
+        half: operations a second on fp16 operands.
+        bf16: the same for bf16: fp32's where the GPU has no bf16 arithmetic and PyTorch computes
+            through fp32, which is the most that it then reaches.
         tf32: the same for fp32 where TF32 is allowed.
         full: the same for fp32 where it is not.
         bandwidth: bytes a second of its memory.
@@ -106,6 +108,7 @@ class Speed:
     """
 
     half: float
+    bf16: float
     tf32: float
     full: float
     bandwidth: float
@@ -116,6 +119,8 @@ class Speed:
         """Operations a second of one kind of arithmetic."""
         if kind is Arithmetic.HALF:
             return self.half
+        if kind is Arithmetic.BF16:
+            return self.bf16
         if kind is Arithmetic.DOUBLE:
             return DOUBLE_SHARE * self.full
         uses_tf32 = self.allow_tf32 or kind is Arithmetic.FULL_CONVOLUTION
@@ -153,8 +158,10 @@ def speed_of(spec: GpuSpec, *, tf32: bool = False) -> Speed:
         basis = f"figures of {source.name} scaled to its processors: its own are not known"
     bandwidth = spec.memory_bandwidth_gbs or source.memory_bandwidth_gbs or 1000.0
     has_tf32 = source.architecture in _TF32
+    half_rate = half * (TENSOR_CORE_SHARE if cores else PLAIN_SHARE)
     return Speed(
-        half=half * (TENSOR_CORE_SHARE if cores else PLAIN_SHARE),
+        half=half_rate,
+        bf16=half_rate if spec.has_bf16 else min(half_rate, PLAIN_SHARE * full),
         tf32=max(TENSOR_CORE_SHARE * half / 2, PLAIN_SHARE * full)
         if has_tf32
         else PLAIN_SHARE * full,
@@ -246,7 +253,11 @@ class Probe:
 
     def speed(self, setup: Setup) -> Speed:
         """The speed that is taken for the GPU."""
-        return speed_of(self.spec, tf32=setup.tf32)
+        speed = speed_of(self.spec, tf32=setup.tf32)
+        if setup.precision is not Precision.BF16 or self.spec.has_bf16:
+            return speed
+        emulated = "bf16 at fp32's rate, through which it is emulated there"
+        return replace(speed, basis=f"{speed.basis}, {emulated}")
 
 
 def spec_of(gpu: str | Sequence[str] | None) -> GpuSpec:

@@ -9,20 +9,18 @@ from memest.config.setup import Attention, Precision
 from memest.events import Category
 from memest.report.findings import PlanStep
 from memest.report.result import Verdict
-from memest.search.combos import SAME_TRAINING, Candidate, Finder
+from memest.search.combos import SAME_TRAINING, Candidate, Finder, Freedom
 from memest.units import format_size
 
 __all__ = ["arguments_of", "changed_training", "steps_of"]
 
 
-def changed_training(
-    candidate: Candidate, finder: Finder, *, any_precision: bool
-) -> tuple[str, ...]:
+def changed_training(candidate: Candidate, finder: Finder, freedom: Freedom) -> tuple[str, ...]:
     """What makes the training another one than asked for: precision, optimizer."""
     request = finder.probe.profile.setup
     combo = candidate.combo
     changes = []
-    if combo.precision is not request.precision and not any_precision:
+    if combo.precision is not request.precision and freedom is Freedom.KEPT:
         changes.append(f"{combo.precision.value} in place of {request.precision.value}")
     if combo.optim not in (request.optimizer, SAME_TRAINING.get(request.optimizer)):
         changes.append(f"{combo.optim} in place of {request.optimizer}")
@@ -52,12 +50,13 @@ def arguments_of(candidate: Candidate) -> tuple[str, ...]:
 
 
 def steps_of(
-    candidate: Candidate, finder: Finder, candidates: Sequence[Candidate]
+    candidate: Candidate, finder: Finder, candidates: Sequence[Candidate], freedom: Freedom
 ) -> tuple[PlanStep, ...]:
     """The decisions of a plan in the order in which they are taken, each with its reason."""
     steps = [_micro_batch(candidate, finder), _accumulation(candidate, finder)]
     steps.append(_checkpointing(candidate, finder, candidates))
-    steps.append(_precision(candidate, finder, candidates))
+    precision = _open_precision if freedom is Freedom.OPEN else _precision
+    steps.append(precision(candidate, finder, candidates))
     request = finder.probe.profile.setup
     if candidate.combo.optim != request.optimizer:
         steps.append(_optimizer(candidate, finder))
@@ -173,6 +172,49 @@ def _precision(candidate: Candidate, finder: Finder, candidates: Sequence[Candid
             f"{_need(finder.at(requested_combo, 1))}"
         )
     return PlanStep(option="precision", value=combo.precision.value, why=reason)
+
+
+_COSTS = {
+    Precision.BF16: "products are rounded to 8 bits, with float32's range",
+    Precision.FP16: (
+        "products are rounded to 11 bits, and its smaller range is watched by a gradient scaler, "
+        "which leaves out steps that overflow"
+    ),
+}
+"""What an autocast costs; weights and optimizer stay in float32."""
+
+
+def _open_precision(
+    candidate: Candidate, finder: Finder, candidates: Sequence[Candidate]
+) -> PlanStep:
+    """The step where nobody named a precision: what it gains and costs against the other one."""
+    chosen, probe = candidate.combo.precision, finder.probe
+    others = [
+        c
+        for c in candidates
+        if c.combo.precision is not chosen and c.combo.optim == candidate.combo.optim
+    ]
+    if not others:
+        what = "this GPU has none that is faster"
+        if probe.spec.has_fast_fp16:
+            what = "autocast has no use for these weights"
+        return PlanStep(option="precision", value=chosen.value, why=f"not named, and {what}")
+    fitting = [c for c in others if c.verdict is Verdict.FITS]
+    if fitting:
+        seconds = {id(c): probe.seconds_per_sample(**c.changes()) for c in (candidate, *fitting)}
+        best = min(fitting, key=lambda c: seconds[id(c)])
+        ratio = seconds[id(candidate)] / seconds[id(best)]
+        recomputing = "" if best.combo.checkpointing == "none" else ", recomputing,"
+        reason = (
+            f"not named: {ratio:.2f} times the time of the fastest that fits in "
+            f"{best.combo.precision.value}, whose micro-batch{recomputing} is {best.batch}"
+        )
+    else:
+        closest = max(others, key=lambda c: c.headroom_bytes)
+        reason = f"not named: in {closest.combo.precision.value} {closest.batch} {_need(closest)}"
+    if chosen in _COSTS:
+        reason += f"; {_COSTS[chosen]} (--precision fp32 keeps float32)"
+    return PlanStep(option="precision", value=chosen.value, why=reason)
 
 
 def _optimizer(candidate: Candidate, finder: Finder) -> PlanStep:

@@ -163,7 +163,7 @@ def trace_training(
     trace.micro_steps = plan.micro_steps_by_step
     trace.landmarks = landmarks_of(model)
     trace.notes.extend(recorder.notes)
-    trace.notes.extend(_unmet_backend_notes(setup, trace.attention_choices))
+    trace.notes.extend(_idle_backend_notes(setup, trace.attention_choices))
     trace.notes.extend(_recurrent_notes(model))
     if (streams := current_streams()) is not None:
         trace.unpriced.extend(streams.unpriced)
@@ -335,21 +335,12 @@ def _on_device(weight: Weight, recorder: Recorder) -> NamedParameter:
     return NamedParameter(weight.name, parameter, weight.decays)
 
 
-def _unmet_backend_notes(setup: Setup, choices: Sequence[tuple[Any, str]]) -> list[str]:
-    """What became of ``--sdpa-backend`` where it could not be had."""
-    backend = setup.sdpa_backend
-    if backend is SdpaBackend.AUTO:
+def _idle_backend_notes(setup: Setup, choices: Sequence[tuple[Any, str]]) -> list[str]:
+    """What to say of ``--sdpa-backend`` where nothing asks for a kernel."""
+    if setup.sdpa_backend is SdpaBackend.AUTO or choices:
         return []
-    if not choices:
-        return [f"--sdpa-backend {backend} has no effect: no attention of this model goes by sdpa."]
-    refused_calls = [call for call, choice in choices if choice != backend]
-    if not refused_calls:
-        return []
-    call = refused_calls[0]
-    what = f"{call.dtype}, head size {call.head_dim}, dropout {call.dropout:g}"
-    what += ", a mask" if call.has_mask else ""
-    text = f"--sdpa-backend {backend} cannot run this model's attention ({what}) on this GPU"
-    return [f"{text}: PyTorch would stop with 'No available kernel'. The math kernel is priced."]
+    flag = f"--sdpa-backend {setup.sdpa_backend}"
+    return [f"{flag} has no effect: no attention of this model goes by sdpa."]
 
 
 def make_run(

@@ -8,16 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memest.config.setup import SdpaBackend
-from memest.errors import ConfigError
+from memest.errors import UnfitGpuError
 from memest.workspaces.operator_call import GpuTraits
 
 __all__ = [
-    "RingKernelError",
     "SdpaCall",
-    "check_flash_gpu",
     "check_ring_kernel",
     "choose_backend",
-    "flash_library_runs",
+    "refusals",
+    "why_not",
 ]
 
 _HALF = ("float16", "bfloat16")
@@ -39,10 +38,7 @@ class SdpaCall:
     needs_grad: bool
 
 
-class RingKernelError(ConfigError):
-    """A GPU whose attention kernel ring attention does not have."""
-
-
+_NO_RING = "ring attention has no kernel for them"
 _ROWS = 32
 """Rows to which the efficient kernel pads what it keeps for each (``kAlignLSE``)."""
 
@@ -56,57 +52,95 @@ def check_ring_kernel(backend: SdpaBackend, call: SdpaCall, ways: int) -> None:
         ways: GPUs that share it.
 
     Raises:
-        RingKernelError: it has no such kernel, or the rows of its parts are padded.
+        UnfitGpuError: it has no such kernel, or the rows of its parts are padded.
     """
     if backend is SdpaBackend.MATH:
-        raise RingKernelError(
+        raise UnfitGpuError(
             "--cp: scaled_dot_product_attention takes its math kernel for this attention "
             f"({call.dtype}, head size {call.head_dim}{', grouped heads' * call.grouped}), and "
             "ring attention has flash, efficient and cuDNN alone. Half precision (--bf16) may "
-            "take another."
+            "take another.",
+            _NO_RING,
         )
     pieces = 2 * ways * _ROWS
     if backend is SdpaBackend.EFFICIENT and call.query_len % pieces:
         below = call.query_len // pieces * pieces
         near = " or ".join(str(n) for n in (below, below + pieces) if n)
-        raise RingKernelError(
+        raise UnfitGpuError(
             f"--cp {ways} with {call.dtype} takes the efficient kernel, which pads its sums to "
             f"{_ROWS} rows, so that ring attention cannot join parts of {call.query_len} tokens: "
-            f"take multiples of {pieces}, such as {near}, or half precision (--bf16)."
+            f"take multiples of {pieces}, such as {near}, or half precision (--bf16).",
+            _NO_RING,
         )
 
 
 def choose_backend(call: SdpaCall, gpu: GpuTraits, setting: SdpaBackend) -> SdpaBackend:
-    """The kernel that PyTorch picks on this GPU, the first of its list that can run the call.
+    """The kernel that PyTorch picks on this GPU, the first of its list that can run the call."""
+    for backend in _preferred(gpu, setting):
+        if not why_not(backend, call, gpu):
+            return backend
+    return SdpaBackend.MATH
+
+
+def refusals(call: SdpaCall, gpu: GpuTraits, setting: SdpaBackend) -> tuple[str, ...]:
+    """Why not a kernel that PyTorch would sooner take than the one it picks, in its order.
+
+    Example:
+        >>> call = SdpaCall(
+        ...     dtype="float32", head_dim=64, value_dim=64, query_len=512, key_len=512,
+        ...     has_mask=False, dropout=0.0, is_causal=True, grouped=False, needs_grad=True,
+        ... )
+        >>> a100 = GpuTraits(capability=(8, 0), sm_count=108, max_threads_per_sm=2048)
+        >>> refusals(call, a100, SdpaBackend.AUTO)
+        ('flash takes no float32',)
+    """
+    out = []
+    for backend in _preferred(gpu, setting):
+        why = why_not(backend, call, gpu)
+        if not why:
+            break
+        out.append(f"{backend} {why}")
+    return tuple(out)
+
+
+def _preferred(gpu: GpuTraits, setting: SdpaBackend) -> list[SdpaBackend]:
+    """The kernels that are tried before math, in their order.
 
     cuDNN comes first on compute capability 9.x and 10.x from torch 2.11 on: the default wheels
     then bring cuDNN 9.19, and it is preferred above 9.15. Before that the list is flash,
     efficient, math.
     """
     if setting is not SdpaBackend.AUTO:
-        order = [setting]
-    elif gpu.torch < (2, 0):
-        order = []
-    else:
-        order = [SdpaBackend.FLASH, SdpaBackend.EFFICIENT]
-        if gpu.torch >= (2, 11) and gpu.capability[0] in (9, 10):
-            order.insert(0, SdpaBackend.CUDNN)
-    checks = {
-        SdpaBackend.FLASH: _flash_runs,
-        SdpaBackend.EFFICIENT: _efficient_runs,
-        SdpaBackend.CUDNN: _cudnn_runs,
+        return [setting]
+    if gpu.torch < (2, 0):
+        return []
+    order = [SdpaBackend.FLASH, SdpaBackend.EFFICIENT]
+    if gpu.torch >= (2, 11) and gpu.capability[0] in (9, 10):
+        order.insert(0, SdpaBackend.CUDNN)
+    return order
+
+
+def why_not(backend: SdpaBackend, call: SdpaCall, gpu: GpuTraits) -> str:
+    """Why a kernel cannot run a call, as the end of a sentence about it; empty where it can."""
+    rules = {
+        SdpaBackend.FLASH: _why_not_flash,
+        SdpaBackend.EFFICIENT: _why_not_efficient,
+        SdpaBackend.CUDNN: _why_not_cudnn,
     }
-    for backend in order:
-        if backend in checks and checks[backend](call, gpu):
-            return backend
-    return SdpaBackend.MATH
+    return rules[backend](call, gpu) if backend in rules else ""
 
 
-def _flash_runs(call: SdpaCall, gpu: GpuTraits) -> bool:
-    if gpu.capability < (8, 0) or call.dtype not in _HALF or call.has_mask:
-        return False
-    if call.head_dim != call.value_dim or call.head_dim > 256:
-        return False
+def _why_not_flash(call: SdpaCall, gpu: GpuTraits) -> str:
+    if gpu.capability < (8, 0):
+        return _AMPERE
+    if call.dtype not in _HALF:
+        return f"takes no {call.dtype}"
+    if call.has_mask:
+        return "takes no mask"
+    if call.head_dim != call.value_dim:
+        return f"takes no heads of {call.head_dim} with values of {call.value_dim}"
+    if call.head_dim > 256:
+        return f"takes heads of up to 256, not {call.head_dim}"
     # 12.x has the small shared memory of 8.6 and 8.9, where large heads cannot train
     small = gpu.capability in ((8, 6), (8, 9)) or gpu.capability[0] == 12
     if (
@@ -115,56 +149,54 @@ def _flash_runs(call: SdpaCall, gpu: GpuTraits) -> bool:
         and call.head_dim > 192
         and not (call.head_dim > 224 and call.dropout == 0)
     ):
-        return False
-    return not call.is_causal or call.query_len == call.key_len
+        return f"does not train heads of {call.head_dim} on this GPU"
+    if call.is_causal and call.query_len != call.key_len:
+        return "is causal for as many keys as queries alone"
+    return ""
 
 
-def _efficient_runs(call: SdpaCall, gpu: GpuTraits) -> bool:
-    # grouped heads: no derivative up to 2.13
-    if gpu.capability < (5, 0) or call.grouped:
-        return False
+def _why_not_efficient(call: SdpaCall, gpu: GpuTraits) -> str:
+    if gpu.capability < (5, 0):
+        return "needs compute capability 5.0"
+    if call.grouped:
+        return "has no derivative for grouped heads"  # up to 2.13
     if call.has_mask and gpu.torch < (2, 1):
-        return False
+        return "takes no mask before torch 2.1"
     ampere = gpu.capability >= (8, 0)
     if call.dtype == "bfloat16" and not ampere:
-        return False
+        return f"{_AMPERE} for bfloat16"
     if call.dtype not in (*_HALF, "float32"):
-        return False
+        return f"takes no {call.dtype}"
     alignment = 8 if call.dtype in _HALF and gpu.capability >= (7, 5) else 4
     if call.dtype == "float32":
         alignment = 4 if ampere else 1
-    return call.head_dim % alignment == 0 and call.value_dim % alignment == 0
+    if call.head_dim % alignment or call.value_dim % alignment:
+        return f"takes heads of multiples of {alignment}, not {_sizes(call)}"
+    return ""
 
 
-def _cudnn_runs(call: SdpaCall, gpu: GpuTraits) -> bool:
-    if gpu.capability < (8, 0) or call.dtype not in _HALF:
-        return False
-    # this cuDNN takes dropout only in steps of 1/16
+def _why_not_cudnn(call: SdpaCall, gpu: GpuTraits) -> str:
+    if gpu.capability < (8, 0):
+        return _AMPERE
+    if call.dtype not in _HALF:
+        return f"takes no {call.dtype}"
     if call.dropout and (call.dropout * 16) % 1:
-        return False
+        # this cuDNN takes dropout only in steps of 1/16
+        return f"takes dropout in steps of 1/16, not {call.dropout:g}"
     if call.query_len == 1 or call.key_len == 1:
-        return False
+        return "takes no sequence of one token"
     large = gpu.capability[0] in (9, 10)
     dims = (call.head_dim, call.value_dim)
-    if dims in ((192, 128), (256, 256)):
-        return large
-    return all(d % 8 == 0 and d <= 128 for d in dims)
+    if dims in ((192, 128), (256, 256)) and large:
+        return ""
+    if dims in ((192, 128), (256, 256)) or not all(d % 8 == 0 and d <= 128 for d in dims):
+        return f"takes heads of multiples of 8 up to 128, not {_sizes(call)}"
+    return ""
 
 
-def flash_library_runs(capability: tuple[int, int]) -> bool:
-    """Whether FlashAttention 2, the library, has kernels for a GPU: from Ampere on."""
-    return capability >= (8, 0)
+_AMPERE = "needs compute capability 8.0"
 
 
-def check_flash_gpu(capability: tuple[int, int]) -> None:
-    """Refuse GPUs before Ampere.
-
-    Raises:
-        ConfigError: the GPU is too old for FlashAttention 2.
-    """
-    if not flash_library_runs(capability):
-        major, minor = capability
-        raise ConfigError(
-            "--attn-implementation flash_attention_2 needs a GPU of compute capability 8.0 or "
-            f"newer, this one has {major}.{minor}. Use --attn-implementation sdpa."
-        )
+def _sizes(call: SdpaCall) -> str:
+    same = call.head_dim == call.value_dim
+    return str(call.head_dim) if same else f"{call.head_dim} and {call.value_dim}"

@@ -36,9 +36,11 @@ def convolution(
 ) -> tuple[Workspace, ...]:
     """Expected: transposed copies of input, weight and output if channels first; at most 4 x.
 
-    Nothing expected for channels last, for fp32 without TF32 and for depthwise convolutions.
+    Nothing expected for channels last, for fp32 without TF32 and for depthwise convolutions. Of
+    bf16 before compute capability 8.0, which cuDNN does not take, one sample laid out as columns.
 
-    Source: ATen/native/cudnn/Conv_v8.cpp, Convolution.cpp; the size is cuDNN's (2.x).
+    Source: ATen/native/cudnn/Conv_v8.cpp, Convolution.cpp; the size is cuDNN's (2.x). Columns:
+    use_cudnn in Convolution.cpp, ATen/native/cuda/ConvolutionMM2d.cu.
     Evidence: memory, no trace of a convolution was at hand.
     """
     groups = integer(call, 5 if "cudnn" in call.op else 8, "groups", 1)
@@ -106,10 +108,20 @@ def _workspace(
     total = sum(operand.numel * operand.itemsize for operand in operands)
     tensor_cores = (spec.itemsize == 2 and gpu.capability >= (7, 0)) or gpu.capability >= (8, 0)
     depthwise = groups > 1 and weight.shape[1] == 1
+    if spec.dtype == "bfloat16" and gpu.capability < (8, 0):
+        columns = 0 if depthwise else _columns_bytes(operands)
+        return Workspace(columns, "columns of one sample", high_nbytes=total + columns)
     transposes = tensor_cores and not depthwise and not is_channels_last(spec)
     expected = total if transposes else 0
     high = min(max(4 * total, expected), max(_MOST, expected))
     return Workspace(expected, _WORKSPACE, high_nbytes=high)
+
+
+def _columns_bytes(operands: tuple[TensorSpec, TensorSpec, TensorSpec]) -> int:
+    """What a product needs of one sample: for each pixel all values that its kernel covers."""
+    _, weight, out = operands
+    kernel, pixels = math.prod(weight.shape[2:]), math.prod(out.shape[2:])
+    return 0 if kernel == 1 else weight.shape[1] * kernel * pixels * out.itemsize
 
 
 # -- pooling ---------------------------------------------------------------------------------------

@@ -28,7 +28,9 @@ class Arithmetic(enum.StrEnum):
     FULL_CONVOLUTION = "fp32 convolution"
     """fp32 operands of a convolution: PyTorch lets cuDNN use TF32 unless told otherwise."""
     HALF = "half"
-    """fp16, bf16 and narrower operands."""
+    """fp16 and narrower operands."""
+    BF16 = "bf16"
+    """bf16 operands, for which not every GPU has arithmetic."""
     DOUBLE = "fp64"
 
 
@@ -59,6 +61,8 @@ def arithmetic(call: OpCall) -> Arithmetic:
     dtype = next((a.dtype for a in call.args if isinstance(a, TensorSpec)), "float32")
     if dtype in ("float64", "complex128"):
         return Arithmetic.DOUBLE
+    if dtype == "bfloat16":
+        return Arithmetic.BF16
     if dtype not in ("float32", "complex64"):
         return Arithmetic.HALF
     return Arithmetic.FULL_CONVOLUTION if "conv" in call.op else Arithmetic.FULL

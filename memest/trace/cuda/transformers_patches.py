@@ -16,7 +16,7 @@ from memest.trace.cuda.mamba import provide_fused_scans
 from memest.trace.cuda.patching import Change, patch_attributes
 from memest.trace.isolation import seed_numpy
 from memest.trace.recorder import Recorder
-from memest.workspaces.attention_choice import check_flash_gpu
+from memest.workspaces.gpu_limits import check_flash_gpu
 from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["transformers_on_meta"]
