@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from memest.config.idle_options import idle_options
 from memest.config.installed import unverified_note
 from memest.config.setup import Setup
 from memest.estimation.gpu_target import TargetGpu, TargetGpus
@@ -143,6 +144,7 @@ def run_notes(run: Run) -> list[str]:
     batches = setup.num_steps * run.program.enough_micro_steps(setup.grad_accum)
     return [
         *run.notes,
+        *idle_options(setup, run.gpu.capability),
         *length_notes(setup),
         *generation_notes(setup),
         *run.spread_notes,
@@ -168,8 +170,6 @@ def notes_of(run: Run, main: TargetGpu, rows: tuple[Row, ...], peaks: Peaks) -> 
     notes += paged_notes(main, peaks)
     if setup.eval_batch is not None:
         notes += _evaluation(setup, peaks)
-    if setup.tf32:
-        notes.append("tf32 changes the speed of matmuls, not the memory.")
     copies = sum(row.bytes for row in rows if row.category is Category.AUTOCAST_COPIES)
     if copies * 20 > sum(row.bytes for row in rows):
         notes.append(

@@ -1,0 +1,126 @@
+"""Options that were given and change nothing, or not what their name says: one table of them.
+
+What cannot be beside what is refused (:mod:`memest.config.pairs`); sizes that a model's inputs do
+not have are said where its batch is planned.
+
+Sources: ``Trainer.__init__`` ("Using fsdp only works in distributed training.") and
+``evaluation_loop`` of transformers 5.23; ``_init_core_state`` of torch 2.13, where FSDP1 takes
+``NO_SHARD`` for one rank; ``is_tf32_supported`` of ``torch.cuda``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from memest.config.kinds import Fsdp, Task
+from memest.config.training_options import TrainingOptions
+
+__all__ = ["idle_options"]
+
+_WITH_LABELS = (
+    Task.AUTO,
+    Task.SEQUENCE_CLASSIFICATION,
+    Task.TOKEN_CLASSIFICATION,
+    Task.IMAGE_CLASSIFICATION,
+    Task.IMAGE_SEGMENTATION,
+    Task.AUDIO_CLASSIFICATION,
+)
+"""Heads whose size the number of labels may decide."""
+_TF32_SINCE = (8, 0)
+
+Capability = tuple[int, int]
+
+
+class Idle(NamedTuple):
+    """An option that does nothing under a condition, or not what one expects of it.
+
+    Attributes:
+        applies: whether a setup, its sizes and task as the model has them, has it on a GPU of a
+            compute capability.
+        text: what to say; ``{s}`` is the setup.
+    """
+
+    applies: Callable[[TrainingOptions, Capability], object]
+    text: str
+
+
+_ROWS = (
+    Idle(
+        lambda s, _: s.use_reentrant is not None and s.checkpointing == "none",
+        "--use-reentrant has no effect: nothing is recomputed without --checkpointing",
+    ),
+    Idle(
+        lambda s, _: s.num_labels is not None and s.task not in _WITH_LABELS,
+        "--num-labels {s.num_labels} has no effect: a {s.task} head has no labels to count",
+    ),
+    Idle(
+        lambda s, _: s.optimizer == "none" and s.weight_decay is not None,
+        "--weight-decay {s.weight_decay:g} has no effect: there is no optimizer (--optim none)",
+    ),
+    Idle(
+        lambda s, _: s.optimizer == "none" and s.max_grad_norm,
+        "--max-grad-norm {s.max_grad_norm:g} has no effect: without an optimizer (--optim none) "
+        "no step follows that gradients would be clipped for",
+    ),
+    Idle(
+        lambda s, _: s.eval_accumulation_steps is not None and s.eval_samples is None,
+        "--eval-accumulation-steps {s.eval_accumulation_steps} moves losses alone to the host: "
+        "predictions are kept where --eval-samples says of how many samples",
+    ),
+    Idle(
+        lambda s, _: s.padded and s.seq_len is None and s.audio_seconds is None,
+        "--padded has no effect: a batch of this model has no attention mask",
+    ),
+    Idle(
+        lambda s, gpu: s.tf32 and gpu >= _TF32_SINCE,
+        "--tf32 changes the speed of matmuls, not the memory",
+    ),
+    Idle(
+        lambda s, gpu: s.tf32 and gpu < _TF32_SINCE,
+        "--tf32 has no effect on this GPU: TF32 came with compute capability 8.0",
+    ),
+    Idle(
+        lambda s, _: s.distributed.num_gpus == 1 and s.distributed.zero,
+        "--zero {s.distributed.zero} on one GPU has nobody to share with: nothing is cut, and what "
+        "DeepSpeed adds (flat copies, buckets) is there all the same and priced. It pays with "
+        "--num-gpus, or with offloading",
+    ),
+    Idle(
+        lambda s, _: (
+            s.distributed.num_gpus == 1
+            and s.distributed.fsdp is not Fsdp.NONE
+            and s.distributed.fsdp_version == 2
+        ),
+        "--fsdp {s.distributed.fsdp} on one GPU cuts nothing, and every unit is copied into its "
+        "buffers all the same, as priced. It pays with --num-gpus, or with offloading; the Trainer "
+        "takes it in a distributed launch alone (torchrun, accelerate launch)",
+    ),
+    Idle(
+        lambda s, _: (
+            s.distributed.num_gpus == 1
+            and s.distributed.fsdp not in (Fsdp.NONE, Fsdp.NO_SHARD)
+            and s.distributed.fsdp_version == 1
+        ),
+        "--fsdp {s.distributed.fsdp} on one GPU is NO_SHARD, which FSDP1 takes there itself: "
+        "nothing is cut or gathered. The Trainer takes it in a distributed launch alone (torchrun, "
+        "accelerate launch)",
+    ),
+    Idle(
+        lambda s, _: s.distributed.fsdp_cpu_ram_efficient_loading and s.quantization is None,
+        "--fsdp-cpu-ram-efficient-loading has no effect on GPUs: a model that is not quantised "
+        "waits in host memory anyway",
+    ),
+)
+
+
+def idle_options(setup: TrainingOptions, capability: Capability) -> Iterator[str]:
+    """What to say of options without the effect that their names promise, in sentences.
+
+    Args:
+        setup: the options, with sizes and task as the model has them.
+        capability: of the GPU.
+    """
+    for row in _ROWS:
+        if row.applies(setup, capability):
+            yield row.text.format(s=setup) + "."
