@@ -48,8 +48,9 @@ make up the difference, which moment was the peak before and is now.
 Plans that fit come first, ordered by estimated time: arithmetic, launches and memory written are
 counted from the trace, checkpointing's recomputation among them, and only ratios are given. The rule
 that comes out is the one of Hugging Face's guide: fill the card with the micro-batch first, then
-accumulate. Precision stays as asked for unless nothing fits (`--any-precision` frees it); optimizers
-that change the training are marked.
+accumulate. Where neither an option nor a file names a precision, fp32 and what the GPU is made for (bf16, or
+fp16 on a GPU without bf16) are both tried, and the plan says what that gains and costs. A named one stays unless nothing fits
+(`--any-precision` frees it); optimizers that change the training are marked.
 
 ## Grids
 

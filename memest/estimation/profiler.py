@@ -43,7 +43,7 @@ from memest.profiles.known_profiles import (
     shipped_releases,
 )
 from memest.profiles.program import Program
-from memest.profiles.sizing import SizeAnswer, asked_sizes
+from memest.profiles.sizing import SIZES, SizeAnswer, asked_sizes
 from memest.replay.conf import AllocatorConf
 from memest.report.result import ModelFacts
 from memest.workspaces.gpu_limits import check_backend, check_gpu
@@ -139,7 +139,7 @@ class Profiler:
         card = profile.model_cards[request.image_size]
         return replace(
             request,
-            **answer.batch_sizes,
+            **(dict.fromkeys(SIZES) | dict(answer.batch_sizes)),
             task=card.task,
             attn_implementation=card.attention,
             checkpointing=card.checkpointing,

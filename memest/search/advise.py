@@ -42,7 +42,7 @@ from memest.search.profile import profile as make_profile
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["advise"]
+__all__ = ["advise", "names_precision"]
 
 Progress = Callable[[str], None]
 
@@ -125,13 +125,13 @@ def advise(
     profile.setup = replace(profile.setup, unpriced=())
     finder = Finder(Probe(profile, place, vary=("batch",)), samples)
     freedom = Freedom.ANY if any_precision else Freedom.KEPT
-    if not any_precision and setup is None and not _names_precision(profile.setup, options):
+    if not any_precision and setup is None and not names_precision(profile.setup, options):
         freedom = Freedom.OPEN
     advice = _Search(finder, freedom).advice()
     return replace(advice, unpriced=unpriced)
 
 
-def _names_precision(setup: Setup, options: Mapping[str, Any]) -> bool:
+def names_precision(setup: Setup, options: Mapping[str, Any]) -> bool:
     """Whether options, or a file among them, say which autocast runs."""
     named = {
         find_option(name).field

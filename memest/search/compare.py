@@ -191,7 +191,8 @@ def _compare(probes: list[tuple[str, Probe, dict[str, Any]]], *, max_batch: bool
         )
         first = first or (estimate, time)
         if change and first[0].setup == estimate.setup and not own_place:
-            notes[f"{name} changes nothing: it is what the options say already."] = None
+            why = "the options say it already, or the model has no such size"
+            notes[f"{name} changes nothing: {why}."] = None
     samples = {scenario.effective_batch for scenario in scenarios}
     if len(samples) > 1:
         notes["scenarios differ in samples per optimizer step: time is compared by sample."] = None

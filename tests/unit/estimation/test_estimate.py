@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 
 import memest
 from memest.config.setup import Setup
-from memest.errors import ConfigError, UnknownGpuError, UnknownModelError
+from memest.errors import ConfigError, UnfitGpuError, UnknownGpuError, UnknownModelError
 from memest.events import Category
 from memest.report.result import Verdict
 
@@ -174,8 +174,10 @@ def test_cards_that_cannot_run_what_is_asked_are_left_out_and_said_to_be():
     left_out = {fit.name for fit in plain.common_gpus} - {fit.name for fit in flash.common_gpus}
     assert "Tesla T4" in left_out
     assert len(flash.common_gpus) > 5
-    assert "compute capability 8.0 are left out" in " ".join(flash.assumptions)
-    assert "are left out" not in " ".join(plain.assumptions)
+    assert "left out, because FlashAttention 2 needs compute capability 8.0: Tesla T4" in " ".join(
+        flash.assumptions
+    )
+    assert "left out" not in " ".join(plain.assumptions)
     with pytest.raises(ConfigError, match="or newer"):
         ask(bf16=True, attn_implementation="flash_attention_2", gpu="T4")
 
@@ -185,23 +187,84 @@ def test_sizes_that_a_model_does_not_have_are_said_to_have_no_effect():
 
     said = " ".join(result.assumptions)
     assert "--image-size 32 has no effect" in said
+    assert result.setup.image_size is None
+    assert "32 px" not in str(result)
     assert "--target-len 4 has no effect" in said
 
 
-@pytest.mark.slow("{'sdpa_backend': 'flash'}-No available kernel")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"sdpa_backend": "flash"}, "No available kernel"),
-        ({"sdpa_backend": "flash", "bf16": True, "gpu": "T4"}, "No available kernel"),
-        ({"sdpa_backend": "efficient"}, None),
+        ({"sdpa_backend": "flash"}, "takes no float32"),
+        ({"sdpa_backend": "flash", "bf16": True, "gpu": "T4"}, "needs compute capability 8.0"),
+        ({"bf16": True, "gpu": "T4", "software": "torch=2.2"}, "torch 2.2 refuses it"),
+        (
+            {"bf16": True, "gpu": "T4", "software": "torch=2.4,transformers=4.34"},
+            "TrainingArguments of transformers 4.34",
+        ),
     ],
     ids=str,
 )
-def test_an_attention_kernel_that_cannot_run_is_said(options, words):
-    notes = " ".join(ask(max_batch=False, **options).notes)
+def test_what_stops_on_a_card_is_refused_for_it(options, words):
+    with pytest.raises(UnfitGpuError, match=words):
+        ask(max_batch=False, **options)
 
-    assert ("No available kernel" in notes) == bool(words)
+
+@pytest.mark.slow
+def test_a_kernel_that_some_cards_lack_leaves_them_out():
+    result = ask(sdpa_backend="flash", bf16=True)
+
+    assert "the flash kernel cannot run this model's attention on them: Tesla T4" in " ".join(
+        result.assumptions
+    )
+    assert "Tesla T4" not in {fit.name for fit in result.common_gpus}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "attention", "emulated"),
+    [
+        ({"gpu": "T4", "bf16": True}, "math kernel (flash needs compute capability 8.0", True),
+        ({"gpu": "T4", "fp16": True}, "efficient kernel (flash needs compute", False),
+        ({"gpu": "a100-40gb", "bf16": True}, "attention: sdpa; flash kernel", False),
+        ({"gpu": "a100-40gb"}, "efficient kernel (flash takes no float32)", False),
+        ({"gpu": "a100-40gb", "sdpa_backend": "math"}, "attention: sdpa; math kernel", False),
+        ({"gpu": "T4", "dtype": "bfloat16"}, "math kernel", True),
+    ],
+    ids=str,
+)
+def test_what_a_card_makes_of_dtype_and_attention_is_said(options, attention, emulated):
+    result = ask(max_batch=False, **options)
+
+    assert attention in " ".join(result.assumptions)
+    notes = " ".join(result.notes)
+    assert ("bf16 is emulated on Tesla T4" in notes) == emulated
+    if emulated:
+        assert "Use --dtype float32 --fp16" in notes or "Use --fp16 instead" in notes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"fsdp": "full_shard"},
+            "float32 shards, to which accelerate upcasts what trains under FSDP with --bf16",
+        ),
+        (
+            {"zero": 2},
+            "as DeepSpeed makes them for --bf16, and float32 master copies of what trains",
+        ),
+        ({"zero": 2, "offload_optimizer": True}, "master copies in host memory"),
+        ({"fsdp": "full_shard", "loop": "plain"}, "with float32 weights"),
+    ],
+    ids=str,
+)
+def test_what_is_held_of_weights_that_are_shared_is_said(options, words):
+    result = ask(num_gpus=2, bf16=True, max_batch=False, **options)
+
+    assert words in " ".join(result.assumptions)
 
 
 def test_the_largest_batch_of_a_loss_over_all_pairs_is_traced():

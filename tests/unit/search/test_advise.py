@@ -9,13 +9,16 @@ import pytest
 pytest.importorskip("torch")
 
 import memest
+from memest.config.options import setup_from_options
 from memest.config.setup import Attention, Precision
 from memest.errors import ConfigError
 from memest.report.result import Verdict
+from memest.search.advise import names_precision
 from memest.search.combos import Candidate, Combo, Finder
 
 MODEL = "prajjwal1/bert-tiny"
-COMMON = {"seq_len": 128, "device_context": "600MiB"}
+COMMON = {"seq_len": 128, "device_context": "600MiB", "precision": "fp32"}
+OPEN = {name: value for name, value in COMMON.items() if name != "precision"}
 
 
 def direct(plan, **where):
@@ -90,7 +93,7 @@ def test_plans_that_change_the_training_say_so(room):
 
 @pytest.mark.slow
 def test_the_whole_batch_at_once_where_it_fits():
-    answer = memest.advise(MODEL, gpu="rtx-3090", effective_batch=16, seq_len=32)
+    answer = memest.advise(MODEL, gpu="rtx-3090", effective_batch=16, seq_len=32, precision="fp32")
     (plan,) = answer.plans
     assert (plan.batch, plan.grad_accum) == (16, 1)
     assert options(plan)["accumulation"] == ("1", "not needed")
@@ -111,7 +114,7 @@ def test_what_does_not_divide_is_rounded_up_and_said():
 
 @pytest.mark.slow
 def test_an_exact_batch_comes_first_where_it_is_about_as_fast():
-    answer = memest.advise("bert-large-uncased", gpu="v100", effective_batch=64)
+    answer = memest.advise("bert-large-uncased", gpu="v100", effective_batch=64, precision="fp32")
     best, above = answer.plans[:2]
     assert best.effective_batch == 64 < above.effective_batch
     assert above.batch > best.batch
@@ -160,7 +163,7 @@ class TestPrecision:
     @pytest.mark.slow
     def test_any_precision_takes_the_faster_one(self):
         answer = memest.advise(
-            MODEL, gpu="a100-80gb", effective_batch=512, any_precision=True, **COMMON
+            MODEL, gpu="a100-80gb", effective_batch=512, any_precision=True, **OPEN
         )
         best = answer.plans[0]
         assert best.estimate.setup.precision is Precision.BF16
@@ -169,9 +172,42 @@ class TestPrecision:
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
+        ("gpu", "precision", "words"),
+        [
+            ("rtx-3090", "bf16", ("not named: 0.", "rounded to 8 bits", "--precision fp32 keeps")),
+            ("t4", "fp16", ("not named: 0.", "gradient scaler")),
+            ("p100", "fp32", ("not named, and this GPU has none that is faster",)),
+        ],
+    )
+    def test_where_none_is_named_the_cards_own_is_tried(self, gpu, precision, words):
+        answer = memest.advise("bert-large-uncased", gpu=gpu, effective_batch=64)
+        best = answer.plans[0]
+        assert best.changes_training == ()
+        value, why = options(best)["precision"]
+        assert value == precision
+        assert (f"--{precision}" in best.arguments) == (precision != "fp32")
+        for word in words:
+            assert word in why
+
+    @pytest.mark.parametrize(
+        ("named", "open_to_others"),
+        [
+            ({}, True),
+            ({"bf16": False, "learning_rate": 1e-4}, True),
+            ({"precision": "fp32"}, False),
+            ({"mixed_precision": "no"}, False),
+            ({"fp16": True}, False),
+        ],
+    )
+    def test_what_names_a_precision(self, named, open_to_others):
+        setup = setup_from_options(**named)
+        assert names_precision(setup, named) is not open_to_others
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
         ("asked", "precisions"),
         [
-            ({"gpu": "t4", "effective_batch": 512, **COMMON}, {Precision.FP32, Precision.FP16}),
+            ({"gpu": "t4", "effective_batch": 512, **OPEN}, {Precision.FP32, Precision.FP16}),
             # half-precision weights have no use for autocast
             ({"gpu": "a100", "effective_batch": 8, "dtype": "bfloat16"}, {Precision.FP32}),
         ],

@@ -50,6 +50,15 @@ def test_what_is_not_known_is_said():
     assert "not known" not in speed_of(find_gpu("rtx-4090")).basis
 
 
+@pytest.mark.parametrize(
+    ("gpu", "has_bf16"),
+    [("t4", False), ("v100", False), ("p100", False), ("l4", True), ("mi300x", True)],
+)
+def test_bf16_is_as_fast_as_the_card_has_it(gpu, has_bf16):
+    speed = speed_of(find_gpu(gpu))
+    assert speed.rate(Arithmetic.BF16) == (speed.half if has_bf16 else speed.full)
+
+
 def test_tf32_is_for_convolutions_unless_allowed():
     spec = find_gpu("a100-80gb")
     default, allowed = speed_of(spec), speed_of(spec, tf32=True)

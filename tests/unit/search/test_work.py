@@ -139,7 +139,7 @@ def test_what_does_not_count():
     ("op", "dtype", "kind"),
     [
         ("aten.mm.default", "float32", Arithmetic.FULL),
-        ("aten.mm.default", "bfloat16", Arithmetic.HALF),
+        ("aten.mm.default", "bfloat16", Arithmetic.BF16),
         ("aten._scaled_mm.default", "float8_e4m3fn", Arithmetic.HALF),
         ("aten.mm.default", "float64", Arithmetic.DOUBLE),
         ("aten.convolution.default", "float32", Arithmetic.FULL_CONVOLUTION),

@@ -97,6 +97,15 @@ class TestConvolution:
         (hidden,) = allocate(t4, "aten.convolution.default", *args, outputs=(out,))
         assert hidden.nbytes == 0
 
+    def test_bf16_without_cudnn_lays_one_sample_out_as_columns(self, dense, allocate, a100, t4):
+        x, weight = (dense(*s, dtype="bfloat16") for s in ((8, 64, 56, 56), (128, 64, 3, 3)))
+        out = dense(8, 128, 56, 56, dtype="bfloat16")
+        args = (x, weight, None, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+        (hidden,) = allocate(t4, "aten.convolution.default", *args, outputs=(out,))
+        assert (hidden.label, hidden.nbytes) == ("columns of one sample", 64 * 9 * 56 * 56 * 2)
+        (hidden,) = allocate(a100, "aten.convolution.default", *args, outputs=(out,))
+        assert hidden.label == "cuDNN convolution workspace"
+
     def test_weight_of_the_other_layout_is_copied(self, dense, sizes, a100):
         x, out = channels_last(dense, 8, 64, 32, 32), channels_last(dense, 8, 64, 32, 32)
         weight = dense(64, 64, 3, 3, dtype="float16")

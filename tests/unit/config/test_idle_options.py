@@ -1,0 +1,65 @@
+"""Options that change nothing, or not what their names promise, are said."""
+
+from __future__ import annotations
+
+import pytest
+
+from memest.config.idle_options import idle_options
+from memest.config.options import setup_from_options
+
+AMPERE, TURING = (8, 0), (7, 5)
+CAUSAL = {"task": "causal-lm", "seq_len": 64}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"use_reentrant": True}, "--use-reentrant has no effect"),
+        ({"num_labels": 3}, "a causal-lm head has no labels"),
+        ({"optim": "none", "weight_decay": 0.1}, "--weight-decay 0.1 has no effect"),
+        ({"optim": "none", "max_grad_norm": 1.0}, "--max-grad-norm 1 has no effect"),
+        ({"eval_batch": 4, "eval_accumulation_steps": 2}, "moves losses alone"),
+        ({"padded": True, "seq_len": None, "task": "image-classification"}, "no attention mask"),
+        ({"tf32": True}, "the speed of matmuls, not the memory"),
+        ({"zero": 3}, "--zero 3 on one GPU has nobody to share with"),
+        ({"fsdp": "full_shard"}, "cuts nothing, and every unit is copied"),
+        ({"fsdp": "shard_grad_op", "fsdp_version": 1}, "is NO_SHARD"),
+        (
+            {
+                "fsdp": "full_shard", "fsdp_version": 1, "num_gpus": 2,
+                "fsdp_cpu_ram_efficient_loading": True,
+            },
+            "waits in host memory anyway",
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_has_no_effect_is_said_once(options, words):
+    (note,) = idle_options(setup_from_options(**{**CAUSAL, **options}), AMPERE)
+
+    assert words in note
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"use_reentrant": True, "checkpointing": "full"},
+        {"num_labels": 3, "task": "sequence-classification"},
+        {"weight_decay": 0.1, "max_grad_norm": 1.0},
+        {"optim": "none", "max_grad_norm": 0.0},
+        {"eval_batch": 4, "eval_samples": 8, "eval_accumulation_steps": 2},
+        {"padded": True},
+        {"zero": 3, "num_gpus": 2},
+        {"fsdp": "full_shard", "num_gpus": 2},
+    ],
+    ids=str,
+)
+def test_what_has_an_effect_is_not(options):
+    assert not list(idle_options(setup_from_options(**{**CAUSAL, **options}), AMPERE))
+
+
+def test_tf32_needs_a_card_that_has_it():
+    (note,) = idle_options(setup_from_options(**CAUSAL, tf32=True), TURING)
+
+    assert "no effect on this GPU" in note
