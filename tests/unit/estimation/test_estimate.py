@@ -249,7 +249,7 @@ def test_what_a_card_makes_of_dtype_and_attention_is_said(options, attention, em
     ("options", "words"),
     [
         (
-            {"fsdp": "full_shard"},
+            {"fsdp": "full_shard", "fsdp_wrap": ("BertLayer",)},
             "float32 shards, to which accelerate upcasts what trains under FSDP with --bf16",
         ),
         (
