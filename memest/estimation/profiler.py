@@ -137,9 +137,10 @@ class Profiler:
     def _resolve(self, profile: StepProfile, request: Setup) -> Setup:
         answer = self._sizes(profile, request)
         card = profile.model_cards[request.image_size]
+        batch_sizes: dict[str, Any] = {**dict.fromkeys(SIZES), **answer.batch_sizes}
         return replace(
             request,
-            **(dict.fromkeys(SIZES) | dict(answer.batch_sizes)),
+            **batch_sizes,
             task=card.task,
             attn_implementation=card.attention,
             checkpointing=card.checkpointing,
