@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import memest
+from memest.config.parallelism import Distributed
 from memest.config.software import Software
 from memest.errors import ConfigError
 from support.layer_shard_ranks import real_rank
@@ -129,6 +130,15 @@ def test_parts_of_all_ranks_are_the_whole(folder, loop):
         assert 8 * eight[name] == pytest.approx(one[name] + times * norms, abs=2048), name
     assert parts.model.parameters == whole.model.parameters
     assert "FSDP2 full_shard · tensor parallel over 2" in " ".join(str(parts).split())
+
+
+def test_experts_beside_as_many_shared_layers_have_units():
+    """A trace has one rank of those that shard, and the units that any number of them make."""
+    from memest.trace.parallel.tensor_parallel import config_of
+
+    traced = Distributed(num_gpus=2, tp=2, ep=2, fsdp="full_shard")
+    assert (config_of(traced).fsdp_size, config_of(traced).ep_size) == (2, 2)
+    assert config_of(Distributed(num_gpus=2, tp=2)).fsdp_size == 1
 
 
 def test_copies_of_what_is_sharded(folder):
