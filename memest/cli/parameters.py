@@ -74,8 +74,9 @@ _CONFIGURATIONS: dict[str, Any] = {
             "FILE",
             "Configuration of the run: training arguments (JSON, YAML), TRL, accelerate, "
             "DeepSpeed, axolotl, LLaMA-Factory, ms-swift, torchtune, torchtitan (TOML, "
-            "file.py:function), peft's adapter_config.json. Also in place of MODEL. Repeatable; "
-            "options named here come first.",
+            "file.py:function), peft's adapter_config.json, training scripts and notebooks (.py, "
+            ".ipynb; never run). Also in place of MODEL. Repeatable; options named here come "
+            "first.",
             panel=_FILES,
         ),
     ],
@@ -182,10 +183,9 @@ def read_question(
     else:
         run = settle((), flags, model=first)
     if run.model is None and needs_model:
-        source_names = ", ".join(run.sources)
         raise ConfigError(
-            f"{source_names} names no model: write it besides, memest estimate MODEL ..."
-            if source_names
+            f"{run.model_problem}: write it besides, memest estimate MODEL ..."
+            if run.sources
             else "Missing argument 'MODEL'. Name a model, a configuration (run.yaml) or, after --, "
             "the launch command of the run: `memest estimate --help` has examples."
         )

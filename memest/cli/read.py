@@ -19,14 +19,15 @@ __all__ = ["read"]
 def read(
     model: ModelArgument = None, *, options: dict[str, Any], run: RunConfig, output: Output
 ) -> int:
-    """What is understood of a configuration or a launch command, key by key; no estimate.
+    """What is understood of a configuration, a script or a launch command, key by key; no estimate.
 
-    For example: memest read run.yaml, or memest read -- accelerate launch train.py --bf16
+    For example: memest read run.yaml, memest read train.py, or memest read -- accelerate launch
+    train.py --bf16. Scripts and notebooks are read, not run.
     """
     if not run.sources:
         raise ConfigError(
-            "memest read needs something to read: a configuration, memest read run.yaml, or after "
-            "-- a launch command."
+            "memest read needs something to read: a configuration, memest read run.yaml, a script, "
+            "memest read train.py, or after -- a launch command."
         )
     from memest.config.spelling import command_words
     from memest.report.words import render_origins

@@ -6,6 +6,7 @@ enough to stand in a link.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -134,4 +135,10 @@ def python_snippet(model: str, options: Mapping[str, Any]) -> str:
 
 def _texts(option: Option, value: Any) -> Iterable[str]:
     values = value if option.kind is Kind.LIST and not isinstance(value, str) else (value,)
-    return [f"{each:g}" if isinstance(each, float) else str(each) for each in values]
+    return [_text(each) for each in values]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return json.dumps(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)

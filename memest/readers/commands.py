@@ -6,13 +6,22 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path, PurePath
 from typing import Any
 
 from memest.errors import ConfigError
+from memest.readers.command_documents import (
+    CONFIG_SUFFIXES,
+    document_among,
+    ignore_words,
+    merge_arguments,
+    open_document,
+    read_as,
+    read_negations,
+)
+from memest.readers.command_script import read_script_command
 from memest.readers.command_words import Command, Launcher, read_arguments
-from memest.readers.documents import find_file, read_document
-from memest.readers.formats import FORMATS, FileFormat, find_format, recognise
+from memest.readers.documents import read_document
+from memest.readers.formats import FileFormat, find_format
 from memest.readers.llama_factory_v1 import read_llama_factory_v1
 from memest.readers.mapping import DocumentKeys
 from memest.readers.ms_swift import read_ms_swift
@@ -24,11 +33,7 @@ from memest.readers.torchtitan_functions import (
 )
 from memest.readers.torchtune import installed_config, read_torchtune
 from memest.readers.training_arguments import (
-    IGNORED_KEYS,
     IMAGES,
-    METHODS,
-    SIZES,
-    UNMODELLED_KEYS,
 )
 from memest.readers.trl import read_trl
 from memest.readers.values import (
@@ -37,13 +42,10 @@ from memest.readers.values import (
     KeyOrigin,
     Level,
     Remark,
-    option_called,
 )
 
 __all__ = ["read_launch"]
 
-_CONFIG_KEYS = ("config", "config_file", "cfg", "config_path")
-_CONFIG_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 _READ_VARIABLES = frozenset(
     """CUDA_VISIBLE_DEVICES NPROC_PER_NODE NNODES FORCE_TORCHRUN WORLD_SIZE NGPU CONFIG_FILE
     OPTIM_TORCH MODULE CONFIG""".split()
@@ -215,7 +217,7 @@ def _accelerate(
     source, folder = "command", None
     if file is not None:
         source = str(file)
-        document, folder = _open(source, "command: --config_file")
+        document, folder = open_document(source, "command: --config_file")
     origins: dict[str, KeyOrigin] = {}
     for key, value in values.items():
         origin = KeyOrigin(f"command: accelerate --{key}", Level.COMMAND)
@@ -242,7 +244,7 @@ def _accelerate(
         else:
             document.pop("num_processes", None)
             keys.miss("accelerate", _ALL_GPUS)
-    return _read(find_format("accelerate"), document, origins, source, folder)
+    return read_as(find_format("accelerate"), document, origins, source, folder)
 
 
 def _program_alone(keys: DocumentKeys, command: Command) -> None:
@@ -282,7 +284,7 @@ def _program(
     if framework == "swift":
         return [_swift(keys, command, arguments, overrides, positionals, method)]
     if framework == "litgpt":
-        if positionals and not positionals[0].lower().endswith(_CONFIG_SUFFIXES):
+        if positionals and not positionals[0].lower().endswith(CONFIG_SUFFIXES):
             arguments.setdefault("checkpoint_dir", positionals.pop(0))
         return [_with_file(keys, find_format("litgpt"), arguments, overrides, positionals)]
     if framework in ("llamafactory-cli", "axolotl"):
@@ -300,7 +302,7 @@ def _program(
         if (
             not arguments
             and not overrides
-            and not any(word.lower().endswith(_CONFIG_SUFFIXES) for word in positionals)
+            and not any(word.lower().endswith(CONFIG_SUFFIXES) for word in positionals)
         ):
             raise ConfigError(f"the launch command: {program} names no configuration, run.yaml.")
         return [_with_file(keys, framework_format, arguments, overrides, positionals, read)]
@@ -310,7 +312,7 @@ def _program(
         key.startswith(("job.", "training.")) for key in arguments
     ):
         return [_titan(keys, command, arguments, positionals)]
-    return _script(keys, command, arguments, overrides, positionals, file_format)
+    return read_script_command(keys, command, arguments, overrides, positionals, file_format)
 
 
 def _starts_torchrun(environment: Mapping[str, str]) -> bool:
@@ -333,96 +335,6 @@ def _expandable(keys: DocumentKeys, command: Command) -> None:
         )
 
 
-def _file_among(arguments: dict[str, Any], positionals: list[str]) -> tuple[str | None, str]:
-    """The configuration file among a program's arguments."""
-    for key in _CONFIG_KEYS:
-        value = arguments.get(key)
-        if isinstance(value, str) and value.lower().endswith(_CONFIG_SUFFIXES):
-            arguments.pop(key)
-            return value, f"command: --{key}"
-    for word in positionals:
-        if word.lower().endswith(_CONFIG_SUFFIXES):
-            positionals.remove(word)
-            return word, f"command: {word}"
-    return None, ""
-
-
-def _open(file: str, origin: str) -> tuple[dict[str, Any], Path]:
-    """The document of a file that the command names, and its folder."""
-    path = find_file(file, folder=None, origin=origin)
-    return read_document(path, file), path.parent
-
-
-def _document_among(
-    arguments: dict[str, Any], positionals: list[str]
-) -> tuple[dict[str, Any], str, Path | None]:
-    """The document that a program's arguments name, its name, and its folder; else nothing."""
-    file, origin = _file_among(arguments, positionals)
-    if file is None:
-        return {}, "command", None
-    document, folder = _open(file, origin)
-    return document, file, folder
-
-
-def _merge(
-    document: Mapping[str, Any], arguments: Mapping[str, Any], overrides: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, KeyOrigin]]:
-    """A file's document with what the command line changes, and where that stands."""
-    out = dict(document)
-    origins: dict[str, KeyOrigin] = {}
-    for values, mark in ((arguments, "--"), (overrides, "")):
-        for key, value in values.items():
-            origins[key] = KeyOrigin(f"command: {mark}{key}", Level.COMMAND)
-            if "." not in key:
-                out[key] = value
-                continue
-            section = out
-            for part in key.split(".")[:-1]:
-                subsection = section.get(part)
-                section[part] = dict(subsection) if isinstance(subsection, Mapping) else {}
-                section = section[part]
-            section[key.rpartition(".")[2]] = value
-    return out, origins
-
-
-def _read_negations(arguments: dict[str, Any]) -> dict[str, Any]:
-    """``--no_flag`` of HfArgumentParser."""
-    out: dict[str, Any] = {}
-    for key, value in arguments.items():
-        name = key.removeprefix("no_")
-        is_option = option_called(name) or name in IGNORED_KEYS or name in UNMODELLED_KEYS
-        out[name if name != key and is_option and value is True else key] = (
-            False if name != key and is_option and value is True else value
-        )
-    return out
-
-
-def _ignore_words(keys: DocumentKeys, words: list[str]) -> None:
-    for word in words:
-        keys.ignore(word, "memest does not know it")
-
-
-def _read(
-    file_format: FileFormat,
-    document: dict[str, Any],
-    origins: dict[str, KeyOrigin],
-    source: str,
-    folder: Path | None,
-    read: Callable[[DocumentKeys], None] | None = None,
-) -> DocumentReading:
-    level = Level.COMMAND if source == "command" else Level.FILE
-    part = DocumentKeys(
-        document,
-        source=source,
-        framework=file_format.title,
-        origins=origins,
-        folder=folder,
-        level=level,
-    )
-    (read or file_format.read)(part)
-    return part.reading()
-
-
 def _with_file(
     keys: DocumentKeys,
     file_format: FileFormat,
@@ -431,10 +343,10 @@ def _with_file(
     positionals: list[str],
     read: Callable[[DocumentKeys], None] | None = None,
 ) -> DocumentReading:
-    document, source, folder = _document_among(arguments, positionals)
-    document, origins = _merge(document, _read_negations(arguments), overrides)
-    _ignore_words(keys, positionals)
-    return _read(file_format, document, origins, source, folder, read)
+    document, source, folder = document_among(arguments, positionals)
+    document, origins = merge_arguments(document, read_negations(arguments), overrides)
+    ignore_words(keys, positionals)
+    return read_as(file_format, document, origins, source, folder, read)
 
 
 def _swift(
@@ -463,7 +375,7 @@ def _tune(
     if not isinstance(config, str):
         raise ConfigError(f"the launch command: tune run {recipe} names no --config.")
     if config.lower().endswith((".yaml", ".yml")):
-        document, folder = _open(config, "command: --config")
+        document, folder = open_document(config, "command: --config")
     else:
         path = installed_config(config)
         if path is None:
@@ -474,9 +386,9 @@ def _tune(
                 f"the copy: {command}."
             )
         document, folder = read_document(path, config), path.parent
-    document, origins = _merge(document, arguments, overrides)
-    _ignore_words(keys, positionals)
-    return _read(
+    document, origins = merge_arguments(document, arguments, overrides)
+    ignore_words(keys, positionals)
+    return read_as(
         find_format("torchtune"),
         document,
         origins,
@@ -503,7 +415,7 @@ def _titan(
     unknown: tuple[Remark, ...] = ()
     source, folder = "command", None
     if isinstance(file, str):
-        document, folder = _open(file, "command: --job.config_file")
+        document, folder = open_document(file, "command: --job.config_file")
         source = file
     elif function is not None:
         path = registry_file(str(module or "llama3"), str(function))
@@ -514,130 +426,11 @@ def _titan(
             f"the launch command runs {command.program}, and memest reads no shell scripts: "
             "give the command that it runs, or its configuration with --config."
         )
-    document, origins = _merge(document, arguments, {})
-    _ignore_words(keys, positionals)
-    reading = _read(find_format("torchtitan"), document, origins, source, folder)
+    document, origins = merge_arguments(document, arguments, {})
+    ignore_words(keys, positionals)
+    reading = read_as(find_format("torchtitan"), document, origins, source, folder)
     return replace(reading, not_modelled=(*reading.not_modelled, *unknown))
-
-
-def _script(
-    keys: DocumentKeys,
-    command: Command,
-    arguments: dict[str, Any],
-    overrides: dict[str, Any],
-    positionals: list[str],
-    file_format: FileFormat | None,
-) -> list[DocumentReading]:
-    """A training script: its arguments are taken for what their names say."""
-    program = command.program
-    file, origin = _file_among(arguments, positionals)
-    readings: list[DocumentReading] = []
-    deepspeed_file = arguments.pop("deepspeed_config", None)
-    if isinstance(deepspeed_file, str):
-        # DeepSpeed's own arguments (add_config_arguments): a switch, and the file beside it
-        if arguments.get("deepspeed") is True:
-            arguments.pop("deepspeed")
-        settings, folder_of_file = _open(deepspeed_file, "command: --deepspeed_config")
-        readings.append(
-            _read(find_format("deepspeed"), settings, {}, deepspeed_file, folder_of_file)
-        )
-    elif "deepspeed" not in arguments and any(
-        launcher.name == "deepspeed" for launcher in command.launchers
-    ):
-        keys.miss("deepspeed", Bounded("no file of DeepSpeed is named: DDP is priced"))
-    arguments = _read_negations(arguments)
-    document: dict[str, Any] = {}
-    source, folder, document_format = "command", None, file_format
-    if file is not None:
-        content, folder_of_file = _open(file, origin)
-        recognised_format = file_format or recognise(content, file)
-        if recognised_format.name in ("accelerate", "deepspeed", "peft"):
-            readings.append(_read(recognised_format, content, {}, file, folder_of_file))
-        else:
-            document, source, folder, document_format = (
-                content,
-                file,
-                folder_of_file,
-                recognised_format,
-            )
-    if document_format is None:
-        document_format = _format_of(arguments)
-    stem = PurePath(program).stem
-    _note_script(keys, stem)
-    if document_format is None:
-        for key in (*arguments, *overrides):
-            keys.ignore(f"--{key}" if key in arguments else key, "memest does not know it")
-    else:
-        document, origins = _merge(document, arguments, overrides)
-        readings.append(_read(document_format, document, origins, source, folder))
-    meaning = (
-        "its arguments say nothing that memest knows"
-        if document_format is None
-        else (f"taken for one on {document_format.title}")
-    )
-    keys.miss(
-        program,
-        Bounded(f"the script is not read: {meaning}; --loop and --config-format say otherwise"),
-    )
-    _ignore_words(keys, positionals)
-    return readings
 
 
 _NO_TRAINING = ("generate", "dev/generate_v2", "eleuther_eval", "quantize")
 """Recipes of torchtune that only use a model."""
-_WEAK_MARKS = frozenset(
-    """max_length packing template max_samples stage lora_rank val_size flash_attn plot_loss
-    dataset_dir preprocessing_num_workers adapter_name_or_path beta""".split()
-)
-"""Names that scripts of all kinds have."""
-_TASKS_OF_SCRIPTS = {
-    "run_glue": "sequence-classification",
-    "run_classification": "sequence-classification",
-    "run_xnli": "sequence-classification",
-    "run_clm": "causal-lm",
-    "run_mlm": "masked-lm",
-    "run_ner": "token-classification",
-    "run_qa": "question-answering",
-    "run_squad": "question-answering",
-    "run_swag": "multiple-choice",
-    "run_summarization": "seq2seq-lm",
-    "run_translation": "seq2seq-lm",
-    "run_image_classification": "image-classification",
-    "run_mim": "masked-image-modeling",
-    "run_audio_classification": "audio-classification",
-    "run_speech_recognition_ctc": "ctc",
-    "run_speech_recognition_seq2seq": "speech-seq2seq",
-}
-"""Heads of transformers' example scripts."""
-
-
-def _note_script(keys: DocumentKeys, stem: str) -> None:
-    """What the name of a script says: the head, the loop, the way of training."""
-    apart = stem.removesuffix("_no_trainer")
-    for name, task in _TASKS_OF_SCRIPTS.items():
-        if apart == name:
-            keys.set_at("task", task, KeyOrigin(f"command: {stem}.py", Level.DEFAULT))
-    if apart != stem:
-        # a loop of its own on accelerate, around torch's AdamW
-        for option, value in (("loop", "accelerate"), ("optim", "adamw_torch")):
-            keys.set_at(option, value, KeyOrigin(f"command: {stem}.py", Level.FILE))
-    for word, remark in METHODS.items():
-        if word in stem.lower().split("_"):
-            keys.miss(f"{stem}.py", f"{remark}; priced is supervised fine-tuning")
-
-
-def _format_of(arguments: Mapping[str, Any]) -> FileFormat | None:
-    """Training arguments, or those of a framework whose marks are among them."""
-    keys = set(arguments)
-    scores = {
-        each: len((each.marks - _WEAK_MARKS) & keys)
-        for each in FORMATS
-        if each.name in ("trl", "llama-factory")
-    }
-    best = max(scores, key=lambda each: scores[each])
-    if scores[best]:
-        return best
-    names = {"model_name_or_path", "model_name", "output_dir", "deepspeed", "fsdp", *SIZES}
-    if any(key in names or option_called(key) for key in keys):
-        return FORMATS[0]
-    return None

@@ -17,7 +17,15 @@ from memest.errors import ConfigError
 from memest.files.texts import read_small
 from memest.units import MIB
 
-__all__ = ["find_file", "parse_document", "plain_value", "read_document", "read_source"]
+__all__ = [
+    "MAX_NODES",
+    "check_size",
+    "find_file",
+    "parse_document",
+    "plain_value",
+    "read_document",
+    "read_source",
+]
 
 MAX_BYTES = 2 * MIB
 MAX_DEPTH = 50
@@ -55,8 +63,13 @@ def find_file(name: str, *, folder: Path | None, origin: str) -> Path:
     )
 
 
-def read_source(path: Path, label: str) -> str:
+def read_source(path: Path, label: str, *, limit: int = MAX_BYTES) -> str:
     """The text of a configuration file.
+
+    Args:
+        path: of the file.
+        label: how messages call it.
+        limit: bytes that it may have.
 
     Raises:
         ConfigError: it is a pickle, cannot be read, or is too large for a configuration.
@@ -69,11 +82,13 @@ def read_source(path: Path, label: str) -> str:
             "give training_args.json."
         )
     try:
-        return read_small(path, MAX_BYTES)
+        return read_small(path, limit)
     except OSError as error:
         raise ConfigError(f"{label} cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{label} is not text: configurations are YAML, JSON or TOML.") from None
+        raise ConfigError(
+            f"{label} is not text: configurations are YAML, JSON, TOML or Python."
+        ) from None
     except ValueError as error:
         raise ConfigError(f"{label!r} is no path: {error}.") from None
 
@@ -95,7 +110,7 @@ def parse_document(text: str, path: Path, label: str) -> dict[str, Any]:
     """
     suffix = path.suffix.lower()
     if suffix not in _SUFFIXES:
-        legal = ", ".join((*_SUFFIXES, ".py (torchtitan)"))
+        legal = ", ".join((*_SUFFIXES, ".py", ".ipynb"))
         raise ConfigError(f"{label}: the suffix {suffix!r} says no format. Legal: {legal}.")
     try:
         if suffix == ".json":
@@ -104,7 +119,7 @@ def parse_document(text: str, path: Path, label: str) -> dict[str, Any]:
             document = tomllib.loads(text)
         else:
             document = _load_yaml(text, label)
-        _check_size(document, label)
+        check_size(document, label)
     except RecursionError:
         raise ConfigError(_too_deep(label)) from None
     except ConfigError:
@@ -142,7 +157,7 @@ def plain_value(text: str) -> Any:
     if word[0] in "[{":
         try:
             value = json.loads(text)
-            _check_size(value, text)
+            check_size(value, text)
         except (ValueError, RecursionError):
             return text
         return value
@@ -197,7 +212,7 @@ def _runs(tag: str | None) -> bool:
     return tag is not None and "python" in tag
 
 
-def _check_size(document: Any, label: str) -> None:
+def check_size(document: Any, label: str) -> None:
     """Bounds on what is there, with what aliases stand for counted each time."""
     queue, count = [(document, 0)], 0
     while queue:

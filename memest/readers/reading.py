@@ -20,13 +20,15 @@ from memest.readers.formats import (
 )
 from memest.readers.mapping import DocumentKeys
 from memest.readers.run_config import RunConfig, settle
-from memest.readers.torchtitan_functions import read_function
+from memest.readers.scripts.script import read_script
+from memest.readers.scripts.source import SUFFIXES
+from memest.readers.torchtitan_functions import makes_config, read_function
 from memest.readers.torchtune import named_recipe, read_torchtune
 from memest.readers.values import DocumentReading
 
 __all__ = ["names_config", "read_command", "read_config"]
 
-_CONFIG_SUFFIXES = (".yaml", ".yml", ".toml", ".bin", ".py")
+_CONFIG_SUFFIXES = (".yaml", ".yml", ".toml", ".bin", *SUFFIXES)
 
 
 def read_config(
@@ -41,7 +43,7 @@ def read_config(
     Args:
         files: training arguments (JSON, YAML), TRL, accelerate, DeepSpeed, axolotl, LLaMA-Factory,
             ms-swift, torchtune, torchtitan (TOML, or ``file.py:function``), peft's
-            ``adapter_config.json``; several together.
+            ``adapter_config.json``, training scripts and notebooks; several together.
         config_format: the format, where a file's keys do not tell.
         command: a launch command besides, see :func:`read_command`.
         model: the model, where no file names it, or another one.
@@ -122,9 +124,14 @@ def names_config(reference: str) -> bool:
 
 def _read_file(name: str, file_format: FileFormat | None) -> DocumentReading:
     file, _, function = name.partition(".py:")
-    if function or name.endswith(".py"):
-        return _titan_function(f"{file}.py" if function else name, function or None)
+    if function:
+        return _titan_function(f"{file}.py", function)
     path = Path(name).expanduser()
+    if path.suffix.lower() in SUFFIXES:
+        is_titan = file_format is not None and file_format.name == "torchtitan"
+        if is_titan or (path.suffix.lower() == ".py" and makes_config(path, name)):
+            return _titan_function(name, None)
+        return read_script(path, name).reading()
     text = read_source(path, name)
     document = parse_document(text, path, name)
     document_format = file_format or recognise(document, name)

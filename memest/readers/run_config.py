@@ -95,6 +95,14 @@ class RunConfig:
         return tuple(notes)
 
     @property
+    def model_problem(self) -> str:
+        """Why there is no model: nothing names one, or what does cannot be told."""
+        for remark in self.not_modelled:
+            if remark.why.endswith("MODEL says it"):
+                return f"{remark.key} {remark.why.partition(';')[0]}"
+        return f"{', '.join(self.sources)} names no model"
+
+    @property
     def sources_note(self) -> str:
         """What was read, and how many of its keys do not matter; empty where nothing was."""
         if not self.sources:
@@ -131,8 +139,7 @@ class RunConfig:
         run = self.with_options(**options) if options else self
         if run.model is None:
             raise ConfigError(
-                f"{', '.join(run.sources)} names no model: give it, memest.read_config(..., "
-                "model='...')."
+                f"{run.model_problem}: give it, memest.read_config(..., model='...')."
             )
         return run
 
@@ -180,6 +187,8 @@ def settle(
         if each.option != "model"
         for flag in find_option(each.option).flags
     )
+    if "model" in acting:
+        settled = (*settled, "MODEL says it")
     not_modelled = [remark for remark in not_modelled if not remark.why.endswith(settled)]
     sharded = acting.get("fsdp") or acting.get("zero")
     if sharded and "num_gpus" not in acting:

@@ -14,9 +14,11 @@ from typing import Any
 
 from memest.errors import ConfigError, closest
 from memest.readers.documents import read_source
+from memest.readers.scripts.expressions import as_text, path_of
+from memest.readers.scripts.source import parse_python
 from memest.readers.values import Remark
 
-__all__ = ["read_function", "registry_file", "take_checkpointing"]
+__all__ = ["makes_config", "read_function", "registry_file", "take_checkpointing"]
 
 _MAX_DEPTH = 40
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -49,12 +51,8 @@ def read_function(
     Raises:
         ConfigError: no Python, no such function, or several and none named.
     """
-    text = read_source(path, label)
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"{label} is not Python: {error}.") from None
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    body = parse_python(read_source(path, label), label)
+    functions = {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
     makers = {key: node for key, node in functions.items() if _returns_config(node)}
     if name is None:
         if len(makers) != 1:
@@ -123,6 +121,26 @@ def registry_file(module: str, function: str) -> Path:
     return path
 
 
+def makes_config(path: Path, label: str) -> bool:
+    """Whether a file is one of torchtitan's: it imports torchtitan, or makes a ``Trainer.Config``.
+
+    Raises:
+        ConfigError: it cannot be read, or is no Python.
+    """
+    text = read_source(path, label)
+    if "torchtitan" not in text and "Trainer.Config" not in text:
+        return False
+    for statement in parse_python(text, label):
+        for node in ast.walk(statement):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if any(name.partition(".")[0] == "torchtitan" for name in names):
+                return True
+            if isinstance(node, ast.Attribute) and path_of(node) == ["Trainer", "Config"]:
+                return True
+    return False
+
+
 def _returns_config(node: ast.FunctionDef) -> bool:
     return any(isinstance(each, ast.Return) and each.value is not None for each in ast.walk(node))
 
@@ -168,7 +186,7 @@ class _Function:
         self, value: ast.expr | None, bindings: dict[str, Any], depth: int
     ) -> dict[str, Any] | None:
         """The settings that a call makes, None for anything else."""
-        path = _path(value.func) if isinstance(value, ast.Call) else None
+        path = path_of(value.func) if isinstance(value, ast.Call) else None
         if path is None:
             return None
         assert isinstance(value, ast.Call)
@@ -185,7 +203,7 @@ class _Function:
         bindings: dict[str, Any],
         bases: set[str],
     ) -> None:
-        path = _path(target)
+        path = path_of(target)
         if path is None or path[0] not in bases:
             return
         if path[1:] == ["model_spec"]:
@@ -202,7 +220,7 @@ class _Function:
 
     def _config(self, call: ast.Call, bindings: dict[str, Any]) -> dict[str, Any]:
         settings: dict[str, Any] = {"activation_checkpoint": {"selective_ac_option": "op"}}
-        path = _path(call.func) or []
+        path = path_of(call.func) or []
         if len(path) > 1 and path[-2] not in _TRAINERS:
             settings["class"] = path[-2]
         for keyword in call.keywords:
@@ -231,7 +249,7 @@ class _Function:
         elif name in _SECTIONS:
             self._miss(name, value)
         else:
-            settings[name] = _text(value) if literal is _UNKNOWN else literal
+            settings[name] = as_text(value) if literal is _UNKNOWN else literal
 
     def _model(
         self, value: ast.expr, bindings: dict[str, Any], before: dict[str, Any]
@@ -247,14 +265,14 @@ class _Function:
                 model["flavor"] = flavor
             for word in value.keywords:
                 literal = self._literal(word.value, bindings)
-                model[word.arg or "**"] = _text(word.value) if literal is _UNKNOWN else literal
+                model[word.arg or "**"] = as_text(word.value) if literal is _UNKNOWN else literal
         else:
             self._miss("model_spec", value)
         return model
 
     def _section(self, name: str, call: ast.Call, bindings: dict[str, Any]) -> dict[str, Any]:
         settings: dict[str, Any] = {}
-        path = _path(call.func) or [""]
+        path = path_of(call.func) or [""]
         owner = path[-2] if path[-1] == "Config" and len(path) > 1 else path[-1]
         if name == "activation_checkpoint" and owner == "ActivationCheckpointConfig":
             settings["selective_ac_option"] = "op"
@@ -300,13 +318,8 @@ class _Function:
             return _UNKNOWN
 
     def _miss(self, key: str, value: ast.expr) -> None:
-        why = f"no literal, so unknown: {_text(value)}"
+        why = f"no literal, so unknown: {as_text(value)}"
         self.unknown.append(Remark(f"{self._label}:{key}", why))
-
-
-def _text(value: ast.expr) -> str:
-    text = ast.unparse(value)
-    return text if len(text) < 60 else f"{text[:57]}..."
 
 
 def _param_groups(value: ast.expr) -> dict[str, Any]:
@@ -318,14 +331,4 @@ def _param_groups(value: ast.expr) -> dict[str, Any]:
         and word.arg == "optimizer_name"
         and isinstance(word.value, ast.Constant)
     }
-    return {"name": names.pop()} if len(names) == 1 else {"param_groups": _text(value)}
-
-
-def _path(node: ast.expr) -> list[str] | None:
-    names: list[str] = []
-    while isinstance(node, ast.Attribute):
-        names.append(node.attr)
-        node = node.value
-    if not isinstance(node, ast.Name):
-        return None
-    return [node.id, *reversed(names)]
+    return {"name": names.pop()} if len(names) == 1 else {"param_groups": as_text(value)}

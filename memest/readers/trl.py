@@ -65,12 +65,14 @@ _NAMES_OF_RUNS = ("output_dir", "hub_model_id", "run_name", "wandb_project")
 _SFT_LOSSES = ("nll", "dft", "chunked_nll")
 
 
-def read_trl(keys: DocumentKeys, *, method: str | None = None) -> None:
+def read_trl(keys: DocumentKeys, *, method: str | None = None, own_loss: bool = True) -> None:
     """Read TRL's arguments.
 
     Args:
         keys: of the arguments.
         method: of TRL's command line; None for a file or a script, whose keys tell.
+        own_loss: SFTTrainer's loss is that of the release; False where another one is in its place,
+            or the arguments are of a release that made all logits.
 
     Raises:
         ConfigError: a value that cannot be.
@@ -88,7 +90,8 @@ def read_trl(keys: DocumentKeys, *, method: str | None = None) -> None:
             if keys.has(key):
                 keys.replace("use_peft", True)
     # another trainer's loss_type names no loss of SFTTrainer's
-    readers = tuple(read for read in _TABLE.readers if trainer == "sft" or read is not _loss)
+    has_loss = trainer == "sft" and own_loss
+    readers = tuple(read for read in _TABLE.readers if has_loss or read is not _loss)
     read_table(keys, replace(_TABLE, readers=(*readers, note_method)))
     note_length(keys)
 

@@ -95,7 +95,9 @@ def test_any_file(document, suffix, tmp_path_factory):
 
 
 @_QUICK
-@given(text=st.text(max_size=80), suffix=st.sampled_from([".json", ".yaml", ".toml", ".py"]))
+@given(
+    text=st.text(max_size=80), suffix=st.sampled_from([".json", ".yaml", ".toml", ".py", ".ipynb"])
+)
 def test_any_text(text, suffix, tmp_path_factory):
     path = tmp_path_factory.mktemp("fuzz") / f"run{suffix}"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))

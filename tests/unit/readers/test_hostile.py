@@ -122,3 +122,81 @@ def name_path(name):
     from pathlib import Path
 
     return Path(name)
+
+
+TRAINS = "from transformers import Trainer\nTrainer('gpt2').train()\n"
+DOUBLED = "".join(f"a{n + 1} = [a{n}, a{n}]\n" for n in range(200))
+CALLS = "".join(f"def f{n}():\n    f{n + 1}(); f{n + 1}()\n" for n in range(40))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("deep.py", "(" * 20_000, "not Python"),
+        ("minus.py", "-" * 100_000 + "1\n", "not Python"),
+        ("dots.py", "a" + ".a" * 100_000 + "\n", "not Python"),
+        ("sum.py", "a = " + "1 + " * 20_000 + "1\n", "Python|trains nothing"),
+        ("digits.py", "a = " + "9" * 10_000 + "\n", "not Python"),
+        ("blocks.py", "".join(" " * n + "if 1:\n" for n in range(200)), "not Python"),
+        ("wide.py", "a = [" + "0," * 100_000 + "]\n", "expressions"),
+        ("big.py", "# " + "x" * MAX_BYTES + "\n", "larger than"),
+        ("old.py", "print 'hello'\n", "Python 2"),
+        ("tabs.py", "if 1:\n\ta = 1\n        b = 2\n", "not Python in line 3"),
+        ("null.py", "a = 1\0\n", "not Python"),
+        ("calls.py", CALLS + "def f40(): pass\nf0()\n", "too long to follow"),
+        ("none.ipynb", "", "no notebook"),
+        ("list.ipynb", "[]", "has no cells"),
+        ("cells.ipynb", '{"cells": 3}', "has no cells"),
+        ("deep.ipynb", "[" * 100_000, "deep"),
+        ("odd.ipynb", '{"cells": [1, {"cell_type": "code", "source": 7}]}', "trains nothing"),
+        ("wrong.ipynb", '{"cells": [{"cell_type": "code", "source": "x = ("}]}', "cell 1, is not"),
+        ("json.ipynb", "{'cells': []}", "not JSON"),
+    ],
+)
+def test_hostile_scripts(name, text, words, write):
+    with pytest.raises(ConfigError, match=words):
+        memest.read_config(write(name, text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a0 = [1]\n" + DOUBLED + "from x import *\n",
+        "a = 'x' * 2 ** 40\nb = 10 ** 10 ** 10\nc = 1 << 10 ** 9\nd = 1 / 0\ne = [1] * 10 ** 9\n",
+        "a = 'x'\n" + "a = a + a\n" * 100,
+        "def f(n):\n    return f(n) + f(n)\nf(1)\n",
+        "class A:\n    def __init__(self):\n        self.a = A()\nA()\n",
+        "a = {}\na['a'] = a\nb = {**a}\n",
+        "a = []\na.append(a)\n",
+        "__import__('os').system('touch mark')\nexec('open(\"mark\", \"w\")')\n",
+        "[x for x in iter(int, 1)]\nwhile True:\n    pass\n",
+        "from . import a\nfrom .. import b as c\nc.d = 1\nc.d.e[0] = 2\ndel c, zz\n",
+        "a, *b = 1, 2, 3\n(c, d), e = f\nglobal g\nlambda *a, k=1, **w: a\n",
+        "match 1:\n    case 2:\n        pass\n",
+    ],
+)
+def test_odd_code_is_followed_and_never_runs(text, write, tmp_path):
+    run = memest.read_config(write("train.py", text + TRAINS))
+
+    assert run.model == "gpt2"
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "reads"),
+    [
+        (("\ufeff" + TRAINS).encode(), True),
+        (("# größe\r\n" + TRAINS.replace("\n", "\r\n")).encode(), True),
+        (("# -*- coding: latin-1 -*-\n# größe\n" + TRAINS).encode("latin-1"), False),
+        (TRAINS.encode("utf-16"), False),
+        (bytes(range(256)), False),
+    ],
+)
+def test_encodings_of_scripts(content, reads, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_bytes(content)
+    if reads:
+        assert memest.read_config(path).model == "gpt2"
+    else:
+        with pytest.raises(ConfigError, match="not text"):
+            memest.read_config(path)

@@ -1,0 +1,209 @@
+"""A launch command whose program is a training script: the script itself, else its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+from memest.errors import ConfigError
+from memest.readers.command_documents import (
+    file_among,
+    ignore_words,
+    merge_arguments,
+    open_document,
+    read_as,
+    read_negations,
+)
+from memest.readers.command_words import Command
+from memest.readers.formats import FORMATS, FileFormat, find_format, recognise
+from memest.readers.mapping import DocumentKeys, KeyTable, read_table
+from memest.readers.scripts.command_line import CommandLine
+from memest.readers.scripts.script import Script, read_script
+from memest.readers.scripts.source import SUFFIXES
+from memest.readers.training_arguments import (
+    IGNORED_KEYS,
+    METHODS,
+    MODELS,
+    SIZES,
+    UNMODELLED_KEYS,
+)
+from memest.readers.values import Bounded, DocumentReading, KeyOrigin, Level, option_called
+
+__all__ = ["read_script_command"]
+
+
+def read_script_command(
+    keys: DocumentKeys,
+    command: Command,
+    arguments: dict[str, Any],
+    overrides: dict[str, Any],
+    positionals: list[str],
+    file_format: FileFormat | None,
+) -> list[DocumentReading]:
+    """A training script: what it holds, else its arguments taken for what their names say."""
+    program = command.program
+    file, origin = file_among(arguments, positionals)
+    readings: list[DocumentReading] = []
+    deepspeed_file = arguments.pop("deepspeed_config", None)
+    if isinstance(deepspeed_file, str):
+        # DeepSpeed's own arguments (add_config_arguments): a switch, and the file beside it
+        if arguments.get("deepspeed") is True:
+            arguments.pop("deepspeed")
+        settings, folder_of_file = open_document(deepspeed_file, "command: --deepspeed_config")
+        readings.append(
+            read_as(find_format("deepspeed"), settings, {}, deepspeed_file, folder_of_file)
+        )
+    elif "deepspeed" not in arguments and any(
+        launcher.name == "deepspeed" for launcher in command.launchers
+    ):
+        keys.miss("deepspeed", Bounded("no file of DeepSpeed is named: DDP is priced"))
+    arguments = read_negations(arguments)
+    document: dict[str, Any] = {}
+    source, folder, document_format = "command", None, file_format
+    if file is not None:
+        content, folder_of_file = open_document(file, origin)
+        recognised_format = file_format or recognise(content, file)
+        if recognised_format.name in ("accelerate", "deepspeed", "peft"):
+            readings.append(read_as(recognised_format, content, {}, file, folder_of_file))
+        else:
+            document, source, folder, document_format = (
+                content,
+                file,
+                folder_of_file,
+                recognised_format,
+            )
+    environment = None if command.launchers else command.environment
+    line = CommandLine(command.words, {**document, **arguments}, environment)
+    script, why = _script_here(program, line)
+    if script is not None:
+        reading = script.reading()
+        ignore_words(keys, [word for word in positionals if word not in line.words_taken])
+        merged, origins = merge_arguments(document, arguments, overrides)
+        return [*readings, _beside(merged, origins, source, reading, line), reading]
+    if document_format is None:
+        document_format = _format_of(arguments)
+    _note_script(keys, PurePath(program).stem)
+    if document_format is None:
+        for key in (*arguments, *overrides):
+            keys.ignore(f"--{key}" if key in arguments else key, "memest does not know it")
+    else:
+        document, origins = merge_arguments(document, arguments, overrides)
+        readings.append(read_as(document_format, document, origins, source, folder))
+    meaning = (
+        "its arguments say nothing that memest knows"
+        if document_format is None
+        else (f"taken for one on {document_format.title}")
+    )
+    keys.miss(
+        program,
+        Bounded(
+            f"the script is not read{why}: {meaning}; --loop and --config-format say otherwise"
+        ),
+    )
+    ignore_words(keys, positionals)
+    return readings
+
+
+def _script_here(program: str, line: CommandLine) -> tuple[Script | None, str]:
+    """The script that a command starts, where it is on this machine; else why it is not read."""
+    path = Path(program)
+    try:
+        if path.suffix.lower() not in SUFFIXES or not path.is_file():
+            return None, ""
+    except (OSError, ValueError):
+        return None, ""
+    try:
+        return read_script(path, program, line), ""
+    except ConfigError as error:
+        return None, f" ({str(error).rstrip('.')})"
+
+
+_NAMES = KeyTable(
+    options={**MODELS, **SIZES},
+    own_names=True,
+    ignored_keys=IGNORED_KEYS,
+    unmodelled_keys=UNMODELLED_KEYS,
+)
+"""Arguments of a script by their names alone."""
+
+
+def _beside(
+    arguments: Mapping[str, Any],
+    origins: Mapping[str, KeyOrigin],
+    source: str,
+    reading: DocumentReading,
+    line: CommandLine,
+) -> DocumentReading:
+    """Arguments that reach no call which is read: they mean what their names say."""
+    own = {key: value for key, value in arguments.items() if key not in line.words_taken}
+    rest = {key: value for key, value in {**own, **line.taken}.items() if key not in line.used}
+    keys = DocumentKeys(
+        rest, source=source, framework="transformers", origins=origins, level=Level.COMMAND
+    )
+    named = {value.option for value in reading.values if value.level is not Level.DEFAULT}
+    for key in rest:
+        option = option_called(key)
+        if option is not None and option.name in named:
+            keys.take(key)
+            keys.ignore(key, "the script names it itself")
+    read_table(keys, _NAMES)
+    return keys.reading()
+
+
+_WEAK_MARKS = frozenset(
+    """max_length packing template max_samples stage lora_rank val_size flash_attn plot_loss
+    dataset_dir preprocessing_num_workers adapter_name_or_path beta""".split()
+)
+"""Names that scripts of all kinds have."""
+_TASKS_OF_SCRIPTS = {
+    "run_glue": "sequence-classification",
+    "run_classification": "sequence-classification",
+    "run_xnli": "sequence-classification",
+    "run_clm": "causal-lm",
+    "run_mlm": "masked-lm",
+    "run_ner": "token-classification",
+    "run_qa": "question-answering",
+    "run_squad": "question-answering",
+    "run_swag": "multiple-choice",
+    "run_summarization": "seq2seq-lm",
+    "run_translation": "seq2seq-lm",
+    "run_image_classification": "image-classification",
+    "run_mim": "masked-image-modeling",
+    "run_audio_classification": "audio-classification",
+    "run_speech_recognition_ctc": "ctc",
+    "run_speech_recognition_seq2seq": "speech-seq2seq",
+}
+"""Heads of transformers' example scripts."""
+
+
+def _note_script(keys: DocumentKeys, stem: str) -> None:
+    """What the name of a script says: the head, the loop, the way of training."""
+    apart = stem.removesuffix("_no_trainer")
+    for name, task in _TASKS_OF_SCRIPTS.items():
+        if apart == name:
+            keys.set_at("task", task, KeyOrigin(f"command: {stem}.py", Level.DEFAULT))
+    if apart != stem:
+        # a loop of its own on accelerate, around torch's AdamW
+        for option, value in (("loop", "accelerate"), ("optim", "adamw_torch")):
+            keys.set_at(option, value, KeyOrigin(f"command: {stem}.py", Level.FILE))
+    for word, remark in METHODS.items():
+        if word in stem.lower().split("_"):
+            keys.miss(f"{stem}.py", f"{remark}; priced is supervised fine-tuning")
+
+
+def _format_of(arguments: Mapping[str, Any]) -> FileFormat | None:
+    """Training arguments, or those of a framework whose marks are among them."""
+    keys = set(arguments)
+    scores = {
+        each: len((each.marks - _WEAK_MARKS) & keys)
+        for each in FORMATS
+        if each.name in ("trl", "llama-factory")
+    }
+    best = max(scores, key=lambda each: scores[each])
+    if scores[best]:
+        return best
+    names = {"model_name_or_path", "model_name", "output_dir", "deepspeed", "fsdp", *SIZES}
+    if any(key in names or option_called(key) for key in keys):
+        return FORMATS[0]
+    return None

@@ -1,0 +1,409 @@
+"""What calls of a script return: its own functions are followed, others written down."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from memest.readers.scripts.command_line import (
+    PARSERS,
+    CommandLine,
+    add_argument,
+    parsed_dataclasses,
+)
+from memest.readers.scripts.expressions import Expressions, Names, as_text
+from memest.readers.scripts.source import Source
+from memest.readers.scripts.things import Call, Class, Function, Namespace, Symbol, Unknown, Value
+
+__all__ = ["Calls", "root_of"]
+
+_MAX_CALLS = 25
+_GPU_QUESTIONS = frozenset(
+    "is_bfloat16_supported is_bf16_supported is_torch_bf16_gpu_available is_bf16_available".split()
+)
+"""Functions that ask whether the GPU has bfloat16."""
+_ANSWERS: dict[str, Any] = {
+    "torch.cuda.is_available": True,
+    "torch.cuda.get_device_capability": [8, 0],
+}
+_OFF_BY_DEFAULT = ("fp16", "bf16", "gradient_checkpointing")
+"""Fields of ``TrainingArguments`` that scripts ask for, and that are off unless named."""
+_LAUNCHER_VARIABLES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK")
+_SAME = frozenset(
+    """to cuda cpu train eval half bfloat16 float double requires_grad_ to_bettertransformer
+    add_argument_group add_mutually_exclusive_group""".split()
+)
+"""Methods that return what they are called on."""
+_WRAPPERS = frozenset(
+    """compile DataParallel DistributedDataParallel FullyShardedDataParallel FSDP get_peft_model
+    prepare_model_for_kbit_training prepare_model_for_int8_training prepare_model prepare
+    setup_chat_format setup setup_module replace_linear freeze_model convert_to_float8_training
+    initialize fully_shard apply_liger_kernel for_training for_inference
+    train_on_responses_only""".split()
+)
+"""Functions and methods that return the model they are given."""
+_RUNNERS = frozenset(("Fire", "run", "notebook_launcher"))
+"""Functions that call the one they are given: Fire's, Typer's, accelerate's."""
+
+
+def root_of(data: Any) -> Any:
+    """The load that a model comes from, through what was wrapped around it."""
+    seen = 0
+    while isinstance(data, Call) and seen < 50:
+        seen += 1
+        if data.name in _WRAPPERS:
+            inner = data.argument(0, "model", "module", "trainer")
+        elif data.name in _SAME and data.receiver is not None:
+            inner = Value(data.receiver)
+        else:
+            return data
+        if inner is None or not isinstance(inner.data, (Call, list)):
+            return data
+        data = inner.data
+    return data
+
+
+class Calls(Expressions):
+    """Takes calls: those of the script's own functions are followed, others written down.
+
+    Attributes:
+        calls: in the order in which they are made.
+        gpu_questions: lines where the GPU's answer decides.
+    """
+
+    def __init__(self, source: Source, line: CommandLine) -> None:
+        super().__init__(source.name)
+        self.calls: list[Call] = []
+        self.gpu_questions: list[int] = []
+        self.classes: list[Class] = []
+        self.names = Names()
+        self.names.own["__name__"] = Value("__main__")
+        self._line = line
+        self._argv = [source.name, *(line.words or ())]
+        self._conditions: list[ast.expr] = []
+        self._divisors: list[Value] = []
+        self._loops: list[int] = []
+        self._owners: list[str] = []
+        self._active: list[Function] = []
+        self._returns: list[list[Value]] = []
+
+    def follow(self, statements: Sequence[ast.stmt], names: Names) -> bool:
+        """Follow statements; True where one of them leaves the function for certain."""
+        raise NotImplementedError
+
+    def _attribute(self, node: ast.Attribute, names: Names) -> Value:
+        value = super()._attribute(node, names)
+        if isinstance(value.data, Unknown) and node.attr in _OFF_BY_DEFAULT:
+            base = self.value_of(node.value, names).data
+            if isinstance(base, Call) and base.name.endswith("TrainingArguments"):
+                return Value(False, defaults=(f"--{node.attr}",))
+        is_argv = isinstance(value.data, Symbol) and value.data.path == "sys.argv"
+        return Value(list(self._argv)) if is_argv else value
+
+    def call(self, node: ast.Call, names: Names) -> Value:
+        """What a call returns; one of a library is written down."""
+        arguments, keywords = self._arguments(node, names)
+        if isinstance(node.func, ast.Attribute):
+            base = self.value_of(node.func.value, names)
+            if not isinstance(base.data, Symbol):
+                return self._method(node, base, node.func.attr, arguments, keywords)
+            target: Any = Symbol(f"{base.data.path}.{node.func.attr}")
+        else:
+            is_builtin = isinstance(node.func, ast.Name) and names.find(node.func.id) is None
+            if is_builtin and isinstance(node.func, ast.Name):
+                value = self.builtin(node.func.id, node, arguments, keywords)
+                return self.unknown(node) if value is None else value
+            target = self.value_of(node.func, names).data
+        return self._called(node, target, arguments, keywords)
+
+    def _arguments(self, node: ast.Call, names: Names) -> tuple[list[Value], dict[str, Value]]:
+        arguments: list[Value] = []
+        keywords: dict[str, Value] = {}
+        for each in node.args:
+            value = self.value_of(each.value if isinstance(each, ast.Starred) else each, names)
+            if isinstance(each, ast.Starred) and isinstance(value.data, list):
+                arguments += [value.with_data(part) for part in value.data]
+            else:
+                arguments.append(value.at(each.lineno))
+        for keyword in node.keywords:
+            value = self.value_of(keyword.value, names)
+            if keyword.arg is not None:
+                keywords[keyword.arg] = value.at(keyword.value.lineno)
+            elif isinstance(value.data, dict):
+                keywords.update({name: value.with_data(v) for name, v in value.data.items()})
+            elif isinstance(value.data, Namespace):
+                keywords.update(value.data.values)
+            elif isinstance(value.data, Call) and value.data.is_instance:
+                keywords.update(value.data.keywords)
+            else:
+                keywords["**"] = value
+        return arguments, keywords
+
+    def _called(
+        self, node: ast.Call, target: Any, arguments: list[Value], keywords: dict[str, Value]
+    ) -> Value:
+        if isinstance(target, Function):
+            return self.inlined(target, arguments, keywords, node)
+        if isinstance(target, Class):
+            return self._made(target, arguments, keywords, node)
+        if isinstance(target, Symbol):
+            return self._of_library(target, arguments, keywords, node)
+        if isinstance(target, Call):
+            return Value(self._note("()", node.lineno, arguments, keywords, receiver=target))
+        self._note(f"?.{as_text(node.func)}", node.lineno, arguments, keywords)
+        return self.unknown(node)
+
+    def _of_library(
+        self, target: Symbol, arguments: list[Value], keywords: dict[str, Value], node: ast.Call
+    ) -> Value:
+        name = target.name
+        if name in _GPU_QUESTIONS:
+            self.gpu_questions.append(node.lineno)
+            return Value(True)
+        if target.path in _ANSWERS:
+            if "capability" in name:
+                self.gpu_questions.append(node.lineno)
+            return Value(_ANSWERS[target.path])
+        if target.path in ("os.environ.get", "os.getenv"):
+            return self._variable(node, arguments)
+        if target.path == "argparse.Namespace":
+            return Value(Namespace(keywords, Value(Unknown("an argument of the command line"))))
+        call = self._note(target.path, node.lineno, arguments, keywords)
+        function = arguments[0].data if arguments else None
+        if name in _RUNNERS and isinstance(function, Function):
+            passed = call.argument(1, "args")
+            given = passed.data if passed is not None and isinstance(passed.data, list) else []
+            by_name = self._fired(function) if name != "notebook_launcher" else {}
+            return self.inlined(function, [Value(each) for each in given], by_name, node)
+        return Value(call)
+
+    def _variable(self, node: ast.Call, arguments: list[Value]) -> Value:
+        """A variable of the environment, as the command sets it; none of a launcher's without."""
+        name = arguments[0].data if arguments else None
+        environment = self._line.environment
+        if environment is None or not isinstance(name, str):
+            return self.unknown(node)
+        if name in environment:
+            return Value(environment[name])
+        default = arguments[1] if len(arguments) > 1 else Value(None)
+        return default if name in _LAUNCHER_VARIABLES else self.unknown(node)
+
+    def _fired(self, function: Function) -> dict[str, Value]:
+        """Parameters that come from the command line, else have their defaults."""
+        defaults = self._defaults(function)
+        return {
+            name: self._line.value_of(name, defaults.get(name))
+            for name in _parameters(function.node)
+        }
+
+    def _method(
+        self,
+        node: ast.Call,
+        base: Value,
+        name: str,
+        arguments: list[Value],
+        keywords: dict[str, Value],
+    ) -> Value:
+        data = base.data
+        if isinstance(data, (dict, list, str)) or data is None:
+            return self._of_plain(node, base, name, arguments)
+        if isinstance(data, Call) and name in data.attributes:
+            return self._called(node, data.attributes[name].data, arguments, keywords)
+        call = self._note(name, node.lineno, arguments, keywords, receiver=data)
+        if isinstance(data, Call):
+            parsed = self._of_parser(data, call)
+            if parsed is not None:
+                return parsed
+        if name in _SAME and isinstance(data, Call):
+            return base
+        return (
+            self.unknown(node) if isinstance(data, Unknown) and name != "prepare" else Value(call)
+        )
+
+    def _of_plain(self, node: ast.Call, base: Value, name: str, arguments: list[Value]) -> Value:
+        data = base.data
+        if isinstance(data, dict) and name == "get" and arguments:
+            key, default = arguments[0].data, arguments[1] if len(arguments) > 1 else Value(None)
+            return base.with_data(data[key]) if isinstance(key, str) and key in data else default
+        if isinstance(data, str) and name in ("lower", "upper", "strip") and not arguments:
+            return base.with_data(getattr(data, name)())
+        if isinstance(data, str) and name in ("startswith", "endswith") and arguments:
+            word = arguments[0].data
+            return (
+                base.with_data(getattr(data, name)(word))
+                if isinstance(word, str)
+                else (self.unknown(node))
+            )
+        if isinstance(data, str) and name == "split" and not node.keywords:
+            word = arguments[0].data if arguments else None
+            if word is None or (isinstance(word, str) and word):
+                return base.with_data(data.split(word))
+        if isinstance(data, dict) and name == "update" and arguments:
+            extra = arguments[0].data
+            if isinstance(extra, dict) and not self._conditions:
+                data.update(extra)
+                return Value(None)
+            data.clear()
+        if isinstance(data, list) and name not in ("count", "index", "copy"):
+            data.append(Unknown(as_text(node), node.lineno))
+        return self.unknown(node)
+
+    def _of_parser(self, parser: Call, call: Call) -> Value | None:
+        """What the methods of parsers of arguments return, None for anything else."""
+        if parser.name == "ArgumentParser":
+            if call.name == "add_argument":
+                add_argument(parser, call, self._line)
+            if call.name == "set_defaults":
+                parser.attributes.update(call.keywords)
+            rest = Value(Unknown("an argument of the command line", call.line))
+            namespace = Value(Namespace(parser.attributes, rest))
+            if call.name == "parse_args":
+                return namespace
+            if call.name == "parse_known_args":
+                return Value([namespace.data, rest.data])
+        if parser.name in PARSERS and call.name.startswith("parse"):
+            values = parsed_dataclasses(parser, self._line)
+            if "return_remaining_strings" in call.keywords:
+                values.append(Value([]))
+            single = len(values) == 1 and call.name == "parse"
+            return values[0] if single else Value([each.data for each in values])
+        return None
+
+    def _made(
+        self, kind: Class, arguments: list[Value], keywords: dict[str, Value], node: ast.Call
+    ) -> Value:
+        """An instance of a class of the script."""
+        kind.is_made = True
+        fields = {
+            name: self.unknown(node, f"{kind.name}.{name}") if value is None else value
+            for name, value in kind.fields.items()
+        }
+        start = kind.methods.get("__init__")
+        if not kind.base and start is None:
+            return Value(Namespace({**fields, **keywords}))
+        made = self._note(kind.base or kind.name, node.lineno, arguments, {**fields, **keywords})
+        made.subclass, made.methods = kind.name, frozenset(kind.methods)
+        for name, method in kind.methods.items():
+            if name != "__init__":
+                made.attributes[name] = Value(_bound(method, made))
+        if start is not None:
+            self.inlined(start, [Value(made), *arguments], keywords, node)
+        return Value(made)
+
+    def inlined(
+        self,
+        function: Function,
+        arguments: Sequence[Value],
+        keywords: dict[str, Value],
+        node: ast.AST,
+    ) -> Value:
+        """What a function of the script returns, with its body followed."""
+        self.step()
+        if function in self._active or len(self._active) > _MAX_CALLS:
+            return self.unknown(node, "a function that calls itself")
+        function.is_followed = True
+        names = Names(function.names)
+        parameters = _parameters(function.node)
+        defaults = self._defaults(function)
+        bound = dict(zip(parameters, arguments, strict=False))
+        for name in parameters:
+            value = keywords.get(name, bound.get(name, defaults.get(name)))
+            names.own[name] = (
+                self.unknown(function.node, f"{name}, an argument of a function")
+                if value is None
+                else value
+            )
+        if function.node.args.kwarg is not None:
+            names.own[function.node.args.kwarg.arg] = Value(
+                {name: v.data for name, v in keywords.items() if name not in parameters}
+            )
+        if isinstance(function.node, ast.Lambda):
+            return self.value_of(function.node.body, names)
+        self._active.append(function)
+        self._returns.append([])
+        self._owners.append(function.owner or (self._owners[-1] if self._owners else ""))
+        # a condition around the call is the call's; inside, returns are certain again
+        around, self._conditions = self._conditions, []
+        mark = len(self.calls)
+        self.follow(function.node.body, names)
+        self._conditions = around
+        if around:
+            for call in self.calls[mark:]:
+                call.conditional = True
+        self._owners.pop()
+        self._active.pop()
+        values = self._returns.pop()
+        if not values:
+            return Value(None)
+        same = all(each.data == values[0].data for each in values)
+        if same or root_of(values[0].data) is root_of(values[-1].data):
+            return values[0]
+        return self.unknown(node)
+
+    def _defaults(self, function: Function) -> dict[str, Value]:
+        arguments = function.node.args
+        placed = [*arguments.posonlyargs, *arguments.args]
+        first = len(placed) - len(arguments.defaults)
+        nodes = dict(zip([each.arg for each in placed[first:]], arguments.defaults, strict=True))
+        for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+            if default is not None:
+                nodes[each.arg] = default
+        return {name: self.value_of(default, function.names) for name, default in nodes.items()}
+
+    def _note(
+        self,
+        path: str,
+        line: int,
+        arguments: Iterable[Value],
+        keywords: dict[str, Value],
+        *,
+        receiver: Any = None,
+    ) -> Call:
+        """Write a call down."""
+        call = Call(
+            path,
+            line,
+            receiver=receiver,
+            arguments=tuple(arguments),
+            keywords=dict(keywords),
+            conditional=bool(self._conditions),
+            every=self._divisors[-1] if self._divisors else None,
+            loops=tuple(self._loops),
+            owner=self._owners[-1] if self._owners else "",
+        )
+        self.calls.append(call)
+        return call
+
+
+def _bound(method: Function, made: Call) -> Function:
+    """A method with its first argument: it is followed with what is known of the instance."""
+    arguments = method.node.args
+    names = Names(method.names)
+    first = [*arguments.posonlyargs, *arguments.args][:1]
+    if first:
+        names.own[first[0].arg] = Value(made)
+    node = ast.FunctionDef(
+        name=getattr(method.node, "name", "lambda"),
+        args=ast.arguments(
+            posonlyargs=[],
+            args=[*arguments.posonlyargs, *arguments.args][1:],
+            vararg=arguments.vararg,
+            kwonlyargs=arguments.kwonlyargs,
+            kw_defaults=arguments.kw_defaults,
+            kwarg=arguments.kwarg,
+            defaults=arguments.defaults[-max(0, len(arguments.args) - 1) :]
+            if len(arguments.args) > 1
+            else [],
+        ),
+        body=getattr(method.node, "body", []),
+        decorator_list=[],
+        lineno=method.node.lineno,
+    )
+    return Function(node, names, method.owner)
+
+
+def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[str]:
+    arguments = node.args
+    every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+    return [each.arg for each in every]

@@ -1,0 +1,290 @@
+"""A script followed from its first statement to its last, with names in place of running.
+
+Statements are taken in their order and functions of the script where they are called, so a name
+stands for what it was last given. What is assigned under a condition that cannot be told, or
+again in a loop, is unknown afterwards; calls of libraries are written down and not made.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Sequence
+
+from memest.errors import ConfigError
+from memest.readers.scripts.calling import Calls, root_of
+from memest.readers.scripts.command_line import CommandLine
+from memest.readers.scripts.expressions import Names, as_text
+from memest.readers.scripts.source import Source
+from memest.readers.scripts.things import Call, Class, Function, Namespace, Symbol, Unknown, Value
+
+__all__ = ["Follower", "follow"]
+
+
+class Follower(Calls):
+    """Follows a script from its first statement to its last."""
+
+    def follow(self, statements: Sequence[ast.stmt], names: Names) -> bool:
+        """Follow statements; True where one of them leaves the function for certain."""
+        for statement in statements:
+            self.step()
+            handle = getattr(self, f"_do_{type(statement).__name__.lower()}", None)
+            if handle is not None and handle(statement, names):
+                return True
+        return False
+
+    def _do_expr(self, node: ast.Expr, names: Names) -> None:
+        self.value_of(node.value, names)
+
+    def _do_import(self, node: ast.Import, names: Names) -> None:
+        for alias in node.names:
+            name = alias.asname or alias.name.partition(".")[0]
+            names.own[name] = Value(Symbol(alias.name if alias.asname else name))
+
+    def _do_importfrom(self, node: ast.ImportFrom, names: Names) -> None:
+        for alias in node.names:
+            path = f"{'.' * node.level}{node.module or ''}.{alias.name}"
+            names.own[alias.asname or alias.name] = Value(Symbol(path))
+
+    def _do_assign(self, node: ast.Assign, names: Names) -> None:
+        value = self.value_of(node.value, names)
+        for target in node.targets:
+            self._assign(target, value, names)
+
+    def _do_annassign(self, node: ast.AnnAssign, names: Names) -> None:
+        if node.value is not None:
+            self._assign(node.target, self.value_of(node.value, names), names)
+
+    def _do_augassign(self, node: ast.AugAssign, names: Names) -> None:
+        if isinstance(node.target, ast.Name):
+            before = self.value_of(node.target, names)
+            value = self.combined(node, node.op, before, self.value_of(node.value, names))
+            self._assign(node.target, value, names)
+
+    def _assign(self, target: ast.expr, value: Value, names: Names) -> None:
+        if isinstance(target, ast.Name):
+            before = names.own.get(target.id)
+            again = self._loops and before is not None and before.data != value.data
+            if again and root_of(value.data) is not root_of(before and before.data):
+                value = self.unknown(target, f"{target.id} changes in a loop")
+            names.own[target.id] = value
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            for each, part in zip(target.elts, self._unpacked(value, len(target.elts))):  # noqa: B905
+                self._assign(each, part, names)
+        elif isinstance(target, ast.Attribute):
+            self._assign_attribute(target, value, names)
+        elif isinstance(target, ast.Subscript):
+            base, key = self.value_of(target.value, names), self.value_of(target.slice, names)
+            if isinstance(base.data, dict) and isinstance(key.data, (str, int)):
+                told = not self._conditions
+                base.data[str(key.data)] = value.data if told else self.unknown(target).data
+            elif isinstance(base.data, Symbol) and isinstance(key.data, str):
+                self._note(f"{base.data.path}[]", target.lineno, (key, value), {})
+
+    def _assign_attribute(self, target: ast.Attribute, value: Value, names: Names) -> None:
+        path, node = [target.attr], target.value
+        base = self.value_of(node, names)
+        while isinstance(base.data, Unknown) and isinstance(node, ast.Attribute):
+            path.append(node.attr)
+            node = node.value
+            base = self.value_of(node, names)
+        if isinstance(base.data, (Call, Namespace)) and len(path) == 1:
+            kept = base.data.attributes if isinstance(base.data, Call) else base.data.values
+            kept[target.attr] = (
+                value
+                if not self._conditions
+                else self.unknown(target, f"{target.attr} is set under a condition")
+            )
+        name = "=" + ".".join(reversed(path))
+        self._note(name, target.lineno, (value,), {}, receiver=base.data)
+
+    def _unpacked(self, value: Value, count: int) -> list[Value]:
+        data = value.data
+        if isinstance(data, Call) and data.name == "prepare" and len(data.arguments) == count:
+            return list(data.arguments)
+        if isinstance(data, list) and len(data) == count:
+            return [value.with_data(each) for each in data]
+        if isinstance(data, Call):
+            # a model comes with its tokenizer, or with its optimizer
+            rest = Unknown(f"a further result of {data.path}", data.line)
+            return [value, *[Value(rest)] * (count - 1)]
+        return [value if isinstance(data, Unknown) else Value(Unknown("a part"))] * count
+
+    def _do_delete(self, node: ast.Delete, names: Names) -> None:
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                model = root_of(self.value_of(target, names).data)
+                if isinstance(model, Call) and not self._conditions:
+                    model.deleted = True
+                names.own.pop(target.id, None)
+
+    def _do_return(self, node: ast.Return, names: Names) -> bool:
+        value = self.value_of(node.value, names)
+        if self._returns:
+            self._returns[-1].append(value)
+        return not self._conditions or not self._returns
+
+    def _do_if(self, node: ast.If, names: Names) -> bool:
+        truth = self.truth_of(node.test, names)
+        self._line.use(self.value_of(node.test, names).given)
+        if truth is not None:
+            return self.follow(node.body if truth else node.orelse, names)
+        self._branch(node.test, (node.body, node.orelse), names)
+        return False
+
+    def _branch(self, test: ast.expr, branches: Iterable[Sequence[ast.stmt]], names: Names) -> None:
+        """Follow what may run and what may run in its place; names that differ are unknown."""
+        before = dict(names.own)
+        ends: list[dict[str, Value]] = []
+        self._conditions.append(test)
+        self._divisors.append(self._divisor(test, names))
+        for branch in branches:
+            names.own = dict(before)
+            self.follow(branch, names)
+            ends.append(names.own)
+        self._conditions.pop()
+        self._divisors.pop()
+        names.own = dict(before)
+        for name in dict.fromkeys(name for end in ends for name in end):
+            names.own[name] = self._merged(name, test, [end.get(name) for end in ends])
+
+    def _divisor(self, test: ast.expr, names: Names) -> Value:
+        """N of ``step % N == 0``; nothing for any other condition."""
+        for node in ast.walk(test):
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+                return self.value_of(node.right, names)
+        return Value(None)
+
+    def _merged(self, name: str, test: ast.expr, values: Sequence[Value | None]) -> Value:
+        first = values[0]
+        if first is not None and all(
+            each is not None and each.data == first.data for each in values
+        ):
+            return first
+        roots = {id(root_of(each.data)) if each is not None else 0 for each in values}
+        if first is not None and len(roots) == 1 and isinstance(first.data, Call):
+            return Value(root_of(first.data))
+        return self.unknown(test, f"{name} depends on: {as_text(test)}")
+
+    def _do_for(self, node: ast.For | ast.AsyncFor, names: Names) -> None:
+        self.value_of(node.iter, names)
+        self._forget(node.target, names)
+        self._loop(node, names)
+
+    _do_asyncfor = _do_for
+
+    def _forget(self, target: ast.expr, names: Names) -> None:
+        for each in ast.walk(target):
+            if isinstance(each, ast.Name):
+                names.own[each.id] = self.unknown(each, f"{each.id} of a loop")
+
+    def _do_while(self, node: ast.While, names: Names) -> None:
+        self._loop(node, names)
+
+    def _loop(self, node: ast.For | ast.AsyncFor | ast.While, names: Names) -> None:
+        self._loops.append(node.lineno)
+        self.follow(node.body, names)
+        self._loops.pop()
+        self.follow(node.orelse, names)
+
+    def _do_with(self, node: ast.With | ast.AsyncWith, names: Names) -> bool:
+        for item in node.items:
+            value = self.value_of(item.context_expr, names)
+            if item.optional_vars is not None:
+                self._assign(item.optional_vars, value, names)
+        return self.follow(node.body, names)
+
+    _do_asyncwith = _do_with
+
+    def _do_try(self, node: ast.Try, names: Names) -> bool:
+        left = self.follow(node.body, names)
+        kept = dict(names.own)
+        for handler in node.handlers:
+            self._conditions.append(handler.type or ast.Constant("except"))
+            self.follow(handler.body, names)
+            self._conditions.pop()
+        # what an exception would have led to is not what a run does
+        names.own = {**names.own, **kept}
+        left = left or self.follow(node.orelse, names)
+        return self.follow(node.finalbody, names) or left
+
+    _do_trystar = _do_try
+
+    def _do_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, names: Names) -> None:
+        function = Function(node, names, self._owners[-1] if self._owners else "")
+        names.own[node.name] = Value(function)
+        self.functions.append(function)
+
+    _do_asyncfunctiondef = _do_functiondef
+
+    def _do_classdef(self, node: ast.ClassDef, names: Names) -> None:
+        base = ""
+        fields: dict[str, Value | None] = {}
+        methods: dict[str, Function] = {}
+        for each in node.bases:
+            data = self.value_of(each, names).data
+            if isinstance(data, Class):
+                fields, methods = {**data.fields, **fields}, {**data.methods, **methods}
+            base = base or (
+                data.path
+                if isinstance(data, Symbol)
+                else data.base
+                if isinstance(data, Class)
+                else ""
+            )
+        for statement in node.body:
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                fields[statement.target.id] = self._field(statement.value, names)
+            elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+                fields[statement.targets[0].id] = self.value_of(statement.value, names)
+            elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                methods[statement.name] = Function(statement, names, node.name)
+        made = Class(node.name, base, fields, methods)
+        self.classes.append(made)
+        names.own[node.name] = Value(made)
+
+    def _field(self, node: ast.expr | None, names: Names) -> Value | None:
+        """The default of a field, that of ``field(default=...)`` among them."""
+        if isinstance(node, ast.Call) and as_text(node.func).rpartition(".")[2] == "field":
+            for keyword in node.keywords:
+                if keyword.arg == "default":
+                    return self.value_of(keyword.value, names)
+                if keyword.arg == "default_factory" and isinstance(keyword.value, ast.Lambda):
+                    return self.value_of(keyword.value.body, names)
+                if keyword.arg == "default_factory":
+                    return self.unknown(keyword.value)
+            return None
+        return None if node is None else self.value_of(node, names)
+
+
+def follow(source: Source, line: CommandLine) -> Follower:
+    """Follow a script.
+
+    Args:
+        source: of it.
+        line: the words behind its name.
+
+    Raises:
+        ConfigError: it is too long or too deep to follow.
+    """
+    follower = Follower(source, line)
+    try:
+        follower.follow(source.body, follower.names)
+        used = {
+            each.id
+            for statement in source.body
+            for each in ast.walk(statement)
+            if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)
+        }
+        for function in list(follower.functions):
+            # handed to somebody who calls them: what they are given is not known
+            name = getattr(function.node, "name", "")
+            if not function.is_followed and (name in used or not name):
+                follower.inlined(function, [], {}, function.node)
+        for made in [call for call in follower.calls if call.methods]:
+            for value in list(made.attributes.values()):
+                method = value.data
+                if isinstance(method, Function) and not method.is_followed:
+                    follower.inlined(method, [], {}, method.node)
+    except RecursionError:
+        raise ConfigError(f"{source.name} is nested too deep to follow.") from None
+    return follower

@@ -1,0 +1,181 @@
+"""What a script holds: the model that trains, who trains it, and the calls around both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from memest.errors import ConfigError
+from memest.readers.scripts.calling import root_of
+from memest.readers.scripts.calls import SCRIPT_LOOPS, TRAINERS, is_load, is_optimizer
+from memest.readers.scripts.follow import Follower
+from memest.readers.scripts.source import Source
+from memest.readers.scripts.things import Call, Unknown, Value
+
+__all__ = ["Found", "find"]
+
+_USES = ("pipeline", "generate", "predict", "evaluate", "LLM")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a script holds.
+
+    Attributes:
+        source: its statements.
+        calls: of libraries, in their order.
+        gpu_questions: lines where the GPU's answer decides.
+        loads: calls that make models.
+        trainer: of transformers or TRL, None for a loop of the script's own.
+        optimizers: that the script makes.
+        model: what is trained, as the trainer or the optimizer has it.
+        end: how many of the calls are made until the training ends.
+    """
+
+    source: Source
+    calls: tuple[Call, ...]
+    gpu_questions: tuple[int, ...]
+    loads: tuple[Call, ...]
+    trainer: Call | None
+    optimizers: tuple[Call, ...]
+    model: Any
+    end: int
+
+    @property
+    def load(self) -> Call | None:
+        """The call that makes the model that is trained, None where that cannot be told."""
+        root = root_of(self.model)
+        if isinstance(root, Call) and root in self.loads:
+            return root
+        if isinstance(root, Call) and root.methods:
+            # a module of the script's own around a model
+            inner = [each for each in self.loads if each.owner == root.subclass]
+            return inner[0] if inner else None
+        if isinstance(self.model, Unknown) or self.model is None:
+            before = self.early(self.loads)
+            return before[0] if len(before) == 1 else None
+        return None
+
+    @property
+    def wrapper(self) -> Call | None:
+        """The script's own module around the model, if that is what trains."""
+        root = root_of(self.model)
+        return root if isinstance(root, Call) and root.methods and root not in self.loads else None
+
+    @property
+    def other_trainers(self) -> tuple[Call, ...]:
+        """Further trainers."""
+        return tuple(each for each in self.calls if _trains(each) and each is not self.trainer)
+
+    def early(self, calls: tuple[Call, ...]) -> tuple[Call, ...]:
+        """Those of some calls that are made until the training ends."""
+        places = {id(call): place for place, call in enumerate(self.calls)}
+        return tuple(call for call in calls if places.get(id(call), 0) <= self.end)
+
+    def named(self, *names: str) -> Iterator[Call]:
+        """Calls by the last part of their path."""
+        return (call for call in self.calls if call.name in names)
+
+    def on_model(self, *names: str) -> Iterator[Call]:
+        """Calls that are made of the model that is trained, or are given it."""
+        root = root_of(self.model)
+        for call in self.named(*names):
+            first = call.argument(0, "model", "module")
+            of = root_of(call.receiver) if call.receiver is not None else None
+            given = root_of(first.data) if first is not None else None
+            same = root is not None and (of is root or given is root)
+            if same or (of is None and given is None) or self._is_only(of) or self._is_only(given):
+                yield call
+
+    def _is_only(self, data: Any) -> bool:
+        """Whether something may stand for the only model that there is."""
+        return isinstance(data, Unknown) and len(self.loads) <= 1
+
+
+def find(follower: Follower, source: Source) -> Found:
+    """What the calls of a script come to.
+
+    Raises:
+        ConfigError: no trainer, no optimizer and no backward.
+    """
+    calls = tuple(follower.calls)
+    trainers = [call for call in calls if _trains(call)]
+    started = [root_of(call.receiver) for call in calls if call.name in ("train", "fit", "learn")]
+    trainer = next((each for each in trainers if each in started), None)
+    trainer = trainer or (trainers[-1] if trainers else None)
+    optimizers = tuple(call for call in calls if is_optimizer(call))
+    backward = [call for call in calls if call.name == "backward"]
+    loads = tuple(call for call in calls if is_load(call))
+    apart = [call for call in calls if call.library in SCRIPT_LOOPS]
+    if trainer is None and not backward and not (optimizers and (loads or apart)):
+        raise ConfigError(_nothing(calls, loads, source.name))
+    return Found(
+        source=source,
+        calls=calls,
+        gpu_questions=tuple(follower.gpu_questions),
+        loads=loads,
+        trainer=trainer,
+        optimizers=optimizers,
+        model=_model(trainer, optimizers),
+        end=_end(calls, trainer),
+    )
+
+
+def _trains(call: Call) -> bool:
+    is_class = call.name in TRAINERS and call.receiver is None and bool(call.library)
+    return is_class and call.library in ("transformers", "trl", "unsloth", "")
+
+
+def _model(trainer: Call | None, optimizers: tuple[Call, ...]) -> Any:
+    """What trains: the trainer's model, or whose parameters the first optimizer has."""
+    if trainer is not None:
+        value = trainer.argument(0, "model")
+        if value is None or value.data is None:
+            value = trainer.keywords.get("model_init")
+        return None if value is None else value.data
+    for optimizer in optimizers:
+        first = optimizer.argument(0, "params", "optimizer_grouped_parameters")
+        data = _owner(first)
+        if data is not None:
+            return data
+    return None
+
+
+def _owner(value: Value | None) -> Any:
+    """Whose parameters a value is."""
+    data = None if value is None else value.data
+    if isinstance(data, Call) and data.receiver is not None:
+        return data.receiver
+    return None
+
+
+def _end(calls: tuple[Call, ...], trainer: Call | None) -> int:
+    ends = [
+        place
+        for place, call in enumerate(calls)
+        if (trainer is not None and call.name == "train" and root_of(call.receiver) is trainer)
+        or (trainer is None and call.name in ("backward", "step"))
+    ]
+    return ends[-1] if ends else len(calls)
+
+
+def _nothing(calls: tuple[Call, ...], loads: tuple[Call, ...], name: str) -> str:
+    uses = [call for call in calls if call.name in _USES]
+    if uses:
+        return (
+            f"{name} trains nothing that memest can see: it calls {uses[0].name}. memest prices "
+            "training; give the script of a training."
+        )
+    trainers = [call for call in calls if call.name.endswith("Trainer") and call.receiver is None]
+    if trainers:
+        return (
+            f"{name} trains by {trainers[-1].path}, which memest does not read: write the run "
+            "itself, memest estimate MODEL --batch 8 --seq-len 512."
+        )
+    what = "loads a model and" if loads else "has no model, and"
+    return (
+        f"{name} trains nothing that memest can see: it {what} has no trainer, no optimizer and no "
+        "backward(). What other files of it do is not read: write the run itself, "
+        "memest estimate MODEL --batch 8 --seq-len 512."
+    )

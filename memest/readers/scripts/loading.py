@@ -1,0 +1,272 @@
+"""How a script loads its model, quantises it and puts adapters beside it."""
+
+from __future__ import annotations
+
+from memest.config.quantization import METHODS as PACKED
+from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
+from memest.readers.scripts.calling import root_of
+from memest.readers.scripts.calls import ADAPTERS, task_of
+from memest.readers.scripts.document import MODEL_KEY, CallDocument
+from memest.readers.scripts.found import Found
+from memest.readers.scripts.things import Call, Class, Symbol, Unknown, Value
+from memest.readers.scripts.unsloth import is_unsloth, read_unsloth
+from memest.readers.training_arguments import (
+    IGNORED_KEYS,
+    MODELS,
+    UNMODELLED_KEYS,
+    read_checkpointing,
+    read_peft_adapter,
+    read_script_spellings,
+)
+from memest.readers.values import Bounded, DocumentReading
+
+__all__ = ["is_old_trl", "read_adapter", "read_loading"]
+
+_TABLE = KeyTable(
+    options={
+        **MODELS,
+        "torch_dtype": Key("dtype"),
+    },
+    readers=(read_checkpointing, read_script_spellings),
+    own_names=True,
+    ignored_keys=by_key(
+        {
+            "how the model is loaded": """device_map trust_remote_code revision token use_auth_token
+                cache_dir low_cpu_mem_usage use_safetensors local_files_only force_download
+                subfolder variant config id2label label2id ignore_mismatched_sizes from_tf
+                problem_type code_revision state_dict pad_token_id return_dict
+                finetuning_task""",
+        }
+    ),
+    unmodelled_keys={
+        "max_memory": Bounded("weights are placed on several devices"),
+        "offload_folder": Bounded("weights are placed on several devices"),
+        "output_hidden_states": "every layer's output is kept with the outputs",
+        "output_attentions": "every layer's attention is kept with the outputs",
+        "reference_compile": "compilation",
+        "tp_plan": Bounded("weights are shared between GPUs; --tp says it"),
+    },
+)
+"""Arguments of ``from_pretrained`` and of a config's."""
+
+
+def read_loading(found: Found) -> tuple[DocumentReading, set[str]]:
+    """The model that trains, with the arguments that it is loaded with.
+
+    Raises:
+        ConfigError: a value that cannot be.
+    """
+    document = CallDocument(
+        found.source,
+        "transformers",
+        ignored_keys={**IGNORED_KEYS, **_TABLE.ignored_keys},
+        unmodelled_keys={**UNMODELLED_KEYS, **_TABLE.unmodelled_keys},
+    )
+    load = found.load
+    task = None
+    if load is not None:
+        task = _load(document, load)
+    elif isinstance(found.model, str) and found.model:
+        assert found.trainer is not None
+        document.put(MODEL_KEY, Value(found.model), found.trainer)
+    if load is not None and is_unsloth(load):
+        keys = read_unsloth(document, found, load)
+    else:
+        if load is not None:
+            _prepared(document, found)
+        _change(document, found)
+        keys = document.keys()
+        read_table(keys, _TABLE)
+    if load is not None and task:
+        keys.set_at("task", task, document.origin(load.line, None, load.maker))
+    return document.reading(keys), document.used
+
+
+def _load(document: CallDocument, load: Call) -> str | None:
+    """Put down what a load is given; returns the head that its class gives."""
+    first = load.argument(
+        0, "pretrained_model_name_or_path", "model_name", "model_name_or_path", "config", "model"
+    )
+    config = load.keywords.get("config")
+    for value in (config, first):
+        if value is not None and isinstance(value.data, Call):
+            _config(document, value.data)
+    if isinstance(load.receiver, Class):
+        document.miss(load.line, load.receiver.name, "a model of the script's own")
+    if first is not None and not isinstance(first.data, Call):
+        nothing = first.data in ("", None)
+        flags = ", ".join((*first.given, *first.defaults)) or "a name"
+        why = Unknown(f"{flags}, which is empty", load.line)
+        document.put(MODEL_KEY, first.with_data(why) if nothing else first, load)
+    names = (MODEL_KEY, "pretrained_model_name_or_path", "model_name", "model", "config")
+    for key, value in load.keywords.items():
+        if key == "quantization_config" and isinstance(value.data, Call):
+            _quantization(document, value.data)
+        elif key not in names and key != "**":
+            document.put(key, value, load)
+        elif key == "**":
+            document.miss(load.line, load.path, "further arguments cannot be told: **")
+    kind = load.maker
+    task = task_of(kind)
+    if task is None and not isinstance(load.receiver, Class):
+        document.miss(load.line, kind, "its head is not priced: the model's own is")
+    return task
+
+
+def _config(document: CallDocument, config: Call) -> None:
+    """``AutoConfig.from_pretrained(name, num_labels=2)`` beside the model, or in its place."""
+    name = config.argument(0, "pretrained_model_name_or_path")
+    if config.name == "from_pretrained" and name is not None:
+        if MODEL_KEY not in document:
+            document.put(MODEL_KEY, name, config)
+        document.put_all(config, without=("pretrained_model_name_or_path",))
+    else:
+        document.miss(config.line, config.path, "values of a configuration that is made here")
+
+
+def _quantization(document: CallDocument, config: Call) -> None:
+    """``BitsAndBytesConfig`` and its relatives as transformers' ``quantization_config``."""
+    values = dict(config.keywords)
+    method = config.name.removesuffix("Config").lower()
+    if config.name != "BitsAndBytesConfig":
+        values["quant_method"] = Value(method)
+    if config.name == "BitsAndBytesConfig" or method in PACKED:
+        data = {name: value.data for name, value in values.items() if name != "**"}
+        data.pop("bnb_4bit_quant_storage_hint", None)
+        parts = Value(data).beside(*values.values())
+        document.put("quantization_config", parts, config)
+    else:
+        document.miss(config.line, config.name, "weights quantised by it: priced as they are")
+
+
+def _prepared(document: CallDocument, found: Found) -> None:
+    """``prepare_model_for_kbit_training``: float32 around 4-bit weights, and checkpointing.
+
+    Source: peft 0.21 ``utils/other.py``: ``use_gradient_checkpointing=True`` unless named.
+    """
+    names = ("prepare_model_for_kbit_training", "prepare_model_for_int8_training")
+    calls = [call for call in found.on_model(*names) if call.receiver is None]
+    quantised = any(
+        key in document for key in ("quantization_config", "load_in_4bit", "load_in_8bit")
+    )
+    for call in calls[:1]:
+        if call.conditional:
+            why = "under a condition that cannot be told: priced without; --prepare-kbit says it"
+            document.miss(call.line, call.name, why)
+            document.say("prepare_kbit", False, call.line)
+            continue
+        document.say("prepare_kbit", True, call.line)
+        value = call.argument(1, "use_gradient_checkpointing")
+        if quantised and (value is None or value.data is True):
+            document.say("gradient_checkpointing", True, call.line)
+            kwargs = call.argument(2, "gradient_checkpointing_kwargs")
+            if kwargs is not None and kwargs.data:
+                document.put("gradient_checkpointing_kwargs", kwargs, call)
+    if quantised and not calls and not is_old_trl(found):
+        document.say_default("prepare_kbit", False, "nothing calls prepare_model_for_kbit_training")
+
+
+_DTYPES = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}
+
+
+def _change(document: CallDocument, found: Found) -> None:
+    """What is made of the model between its load and its training."""
+    early = found.early(found.calls)
+    for call in early:
+        first = call.arguments[0].data if call.arguments else None
+        if call.path in ("=config.use_cache", "=use_cache"):
+            document.put("use_cache", call.arguments[0], call)
+        elif call.path in ("=config.gradient_checkpointing", "=gradient_checkpointing"):
+            document.put("gradient_checkpointing", call.arguments[0], call)
+        elif call.path == "torch.compile" and first is not None:
+            document.put("torch_compile", Value(True), call)
+    for call in found.on_model("gradient_checkpointing_enable", "gradient_checkpointing_disable"):
+        on = call.name.endswith("enable")
+        document.put("gradient_checkpointing", Value(on), call)
+        kwargs = call.argument(0, "gradient_checkpointing_kwargs")
+        if on and kwargs is not None and kwargs.data:
+            document.put("gradient_checkpointing_kwargs", kwargs, call)
+    for call in found.on_model("compile"):
+        if call.receiver is not None and not call.arguments:
+            document.put("torch_compile", Value(True), call)
+    for call in found.on_model(*_DTYPES, "to"):
+        if (
+            call.receiver is None
+            or call not in early
+            or not isinstance(root_of(call.receiver), Call)
+        ):
+            continue
+        dtype = call.argument(0, "dtype")
+        if call.name in _DTYPES:
+            document.put("dtype", Value(_DTYPES[call.name]), call)
+        elif dtype is not None and isinstance(dtype.data, Symbol) and "float" in dtype.data.name:
+            document.put("dtype", dtype, call)
+
+
+def is_old_trl(found: Found) -> bool:
+    """Whether TRL's trainer is called as releases before 0.20 had it.
+
+    Source: TRL: ``max_seq_length`` of SFTConfig was ``max_length`` from 0.20 on; ``tokenizer``,
+    ``packing`` and ``max_seq_length`` of SFTTrainer itself went in 0.16 and before.
+    """
+    trainer = found.trainer
+    if trainer is None or trainer.library != "trl":
+        return False
+    config = trainer.argument(-1, "args")
+    data = None if config is None else config.data
+    old_config = isinstance(data, Call) and "max_seq_length" in data.keywords
+    old = ("max_seq_length", "packing", "tokenizer", "dataset_text_field")
+    return old_config or any(name in trainer.keywords for name in old)
+
+
+def read_adapter(found: Found) -> tuple[DocumentReading, set[str]]:
+    """Adapters of peft that the script puts beside the model.
+
+    Raises:
+        ConfigError: a value that cannot be.
+    """
+    document = CallDocument(found.source, "transformers")
+    keys = document.keys()
+    for call in found.on_model("get_peft_model", "add_adapter"):
+        if call.library == "unsloth" or call.maker.startswith("Fast"):
+            continue
+        value = call.argument(1, "peft_config") if call.name == "get_peft_model" else None
+        value = value or call.argument(0 if call.receiver is not None else 1, "adapter_config")
+        keys = _adapter(document, value, call)
+        cast = call.keywords.get("autocast_adapter_dtype")
+        if cast is not None and isinstance(cast.data, bool) and keys.has("peft_type"):
+            keys.replace("autocast_adapter_dtype", cast.data)
+    if found.trainer is not None:
+        value = found.trainer.keywords.get("peft_config")
+        if value is not None and value.data is not None:
+            keys = _adapter(document, value, found.trainer)
+    for call in found.calls:
+        if call.maker.startswith(("PeftModel", "AutoPeftModel")) and call in found.early((call,)):
+            document.miss(call.line, call.maker, "adapters that are there already: their sizes")
+    if keys.document:
+        keys = document.keys()
+        read_peft_adapter(keys)
+    return document.reading(keys), document.used
+
+
+def _adapter(document: CallDocument, value: Value | None, call: Call) -> DocumentKeys:
+    """Put the configuration of adapters down."""
+    config = None if value is None else value.data
+    kind = ADAPTERS.get(config.name) if isinstance(config, Call) else None
+    if call.conditional or not isinstance(config, Call) or config.conditional:
+        why = (
+            "adapters under a condition that cannot be told"
+            if call.conditional
+            else ("adapters that cannot be told without running")
+        )
+        document.miss(
+            call.line, call.name, Bounded(f"{why}: all weights are priced; --peft lora says it")
+        )
+    elif kind is None and config.path == "trl.get_peft_config":
+        document.ignore(config.line, config.name, "of the arguments of ModelConfig")
+    elif kind is None:
+        document.miss(config.line, config.name, Bounded("adapters that memest does not know"))
+    else:
+        document.put_all(config, without=("base_model_name_or_path",))
+        document.say("peft_type", kind, config.line)
+    return document.keys()

@@ -1,0 +1,190 @@
+"""Loops of a script's own, plain or on accelerate: what their calls say of a step."""
+
+from __future__ import annotations
+
+from memest.readers.mapping import KeyTable, read_table
+from memest.readers.scripts.calling import root_of
+from memest.readers.scripts.calls import optimizer_name
+from memest.readers.scripts.document import CallDocument
+from memest.readers.scripts.found import Found
+from memest.readers.scripts.lengths import put_lengths
+from memest.readers.scripts.things import Call, Symbol, Unknown, Value
+from memest.readers.values import Bounded, DocumentReading
+
+__all__ = ["read_loop"]
+
+_PLUGINS = {
+    "fsdp_plugin": Bounded("FSDP of the script is not read: priced whole; --fsdp says it"),
+    "deepspeed_plugin": "DeepSpeed of the script is not read; --deepspeed says it",
+    "gradient_accumulation_plugin": "how gradients add up; --grad-accum says it",
+    "dynamo_plugin": Bounded("compilation; --torch-compile says it"),
+    "kwargs_handlers": "",
+}
+_SAMPLES = 1
+"""``batch_size`` of torch's DataLoader where it is not named."""
+
+
+def read_loop(found: Found) -> tuple[DocumentReading, set[str]]:
+    """A loop by its calls.
+
+    Raises:
+        ConfigError: a value that cannot be.
+    """
+    document = CallDocument(found.source, "transformers", "a loop of its own")
+    _accelerator(document, found)
+    _batch(document, found)
+    put_lengths(document, found)
+    _precision(document, found)
+    _optimizer(document, found)
+    _steps(document, found)
+    _zero_grad(document, found)
+    keys = document.keys()
+    accelerator = next(found.named("Accelerator"), None)
+    loop = "plain" if accelerator is None else "accelerate"
+    line = _line_of_loop(found) if accelerator is None else accelerator.line
+    keys.set_at("loop", loop, document.origin(line))
+    read_table(keys, KeyTable(own_names=True))
+    if keys.value_of("seq_len") is None and not document.has_missed("seq_len"):
+        why = Bounded("nothing names it: 512 tokens are taken; --seq-len says it")
+        document.miss(_line_of_loop(found), "length of samples", why)
+    return document.reading(keys), document.used
+
+
+def _line_of_loop(found: Found) -> int:
+    """Where the first step of the loop is."""
+    return next((call.line for call in found.named("backward", "step")), 0)
+
+
+def _accelerator(document: CallDocument, found: Found) -> None:
+    calls = [call for call in found.named("Accelerator") if call.receiver is None]
+    for call in calls[:1]:
+        mixed = call.keywords.get("mixed_precision")
+        if mixed is not None and mixed.data is not None:
+            off = mixed.data in ("no", False)
+            document.put("precision", mixed.with_data("fp32") if off else mixed, call)
+        steps = call.keywords.get("gradient_accumulation_steps")
+        if steps is not None and any(found.named("accumulate")):
+            document.put("grad_accum", steps, call)
+        for key, why in _PLUGINS.items():
+            value = call.keywords.get(key)
+            if why and value is not None and value.data is not None:
+                document.miss(call.line, key, why)
+
+
+def _batch(document: CallDocument, found: Found) -> None:
+    """The batch of the loader that trains: the one that shuffles, else the first."""
+    loaders = [call for call in found.named("DataLoader") if call.receiver is None]
+    shuffling = [
+        call
+        for call in loaders
+        if "sampler" in call.keywords
+        or "batch_sampler" in call.keywords
+        or (call.keywords.get("shuffle") or Value(None)).data is True
+    ]
+    for call in (shuffling or loaders)[:1]:
+        value = call.argument(1, "batch_size")
+        if "batch_sampler" in call.keywords:
+            document.miss_unknown("batch", Unknown("a batch sampler"), call.line)
+        elif value is None:
+            document.say("batch", _SAMPLES, call.line)
+        else:
+            document.put("batch", value, _always(call))
+    if not loaders:
+        document.miss(
+            0,
+            "batch",
+            "nothing that can be told makes batches: 8 samples are taken; --batch says it",
+        )
+
+
+def _always(call: Call) -> Call:
+    return Call(call.path, call.line, keywords=call.keywords)
+
+
+def _precision(document: CallDocument, found: Found) -> None:
+    """``torch.autocast``: float16 on CUDA unless a dtype is named."""
+    calls = [call for call in found.named("autocast") if call.library == "torch"]
+    for call in calls:
+        device = call.argument(0, "device_type")
+        is_cuda_amp = "cuda" in call.path
+        enabled = call.keywords.get("enabled")
+        off = enabled is not None and enabled.data is False
+        if off or (device is not None and device.data == "cpu"):
+            continue
+        place = 1 if not is_cuda_amp else -1
+        dtype = call.argument(place, "dtype") or Value(Symbol("torch.float16"))
+        names = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
+        data = names.get(dtype.data.name) if isinstance(dtype.data, Symbol) else None
+        data = data or names.get(str(dtype.data))
+        if enabled is not None and not isinstance(enabled.data, bool):
+            document.put("precision", enabled, call)
+        elif data is None:
+            document.put("precision", dtype.with_data(Unknown("the dtype of autocast")), call)
+        else:
+            value = dtype.with_data(data)
+            document.put("precision", value if enabled is None else value.beside(enabled), call)
+        return
+
+
+def _optimizer(document: CallDocument, found: Found) -> None:
+    for call in found.optimizers[:1]:
+        name = optimizer_name(call)
+        if name is None:
+            why = "memest does not know it: torch's AdamW is priced; --optim says it"
+            document.miss(call.line, call.path, why)
+            document.say("optim", "adamw_torch", call.line)
+        else:
+            document.say("optim", name, call.line)
+        decay = call.keywords.get("weight_decay")
+        if decay is not None:
+            document.put("weight_decay", decay, _always(call))
+        amsgrad = call.keywords.get("amsgrad")
+        if amsgrad is not None and amsgrad.data is not False:
+            document.miss(call.line, "amsgrad", "a further state")
+    for call in found.optimizers[1:]:
+        document.miss(call.line, call.name, "a further optimizer: priced is the first")
+    if not found.optimizers:
+        line = _line_of_loop(found)
+        why = "it cannot be told: torch's AdamW is priced; --optim says it"
+        document.miss(line, "optimizer", why)
+        document.say("optim", "adamw_torch", line)
+
+
+def _steps(document: CallDocument, found: Found) -> None:
+    """Accumulation by ``if step % N == 0``, and clipping."""
+    for call in found.named("step"):
+        if "grad_accum" in document or not call.loops or call.every is None:
+            continue
+        if not _is_scheduler(call) and call.every.data is not None:
+            document.put("grad_accum", call.every, _always(call))
+    for call in found.named("clip_grad_norm_"):
+        value = call.argument(1, "max_norm")
+        if value is not None:
+            document.put("max_grad_norm", value, _always(call))
+
+
+def _is_scheduler(call: Call) -> bool:
+    root = root_of(call.receiver)
+    words = root.path if isinstance(root, Call) else getattr(root, "why", "")
+    return "sched" in words.lower()
+
+
+def _zero_grad(document: CallDocument, found: Found) -> None:
+    """Where gradients are given back: behind the step, or before what comes next."""
+    calls = found.calls
+    backwards = [place for place, call in enumerate(calls) if call.name == "backward"]
+    for place, call in enumerate(calls):
+        if call.name != "zero_grad" or not call.loops or not backwards:
+            continue
+        flag = call.argument(0, "set_to_none")
+        if flag is not None and flag.data is False:
+            document.say("zero_grad", "zero", call.line)
+        if place < backwards[0]:
+            forwards = [
+                at
+                for at, each in enumerate(calls)
+                if each.path in ("()", "?.model") and each.loops == call.loops and at < backwards[0]
+            ]
+            late = any(at < place for at in forwards)
+            document.say("zero_grad_at", "before-backward" if late else "before-forward", call.line)
+        return

@@ -1,0 +1,138 @@
+"""What of a script is not priced: further models, other loops, generation, modules of its own."""
+
+from __future__ import annotations
+
+from memest.readers.mapping import DocumentKeys
+from memest.readers.scripts.calling import root_of
+from memest.readers.scripts.calls import SCRIPT_LOOPS
+from memest.readers.scripts.document import CallDocument
+from memest.readers.scripts.found import Found
+from memest.readers.scripts.things import Call, Unknown
+from memest.readers.scripts.unsloth import is_unsloth
+from memest.readers.values import Bounded, DocumentReading
+
+__all__ = ["read_remarks"]
+
+_ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_SHARDERS = ("FullyShardedDataParallel", "FSDP", "fully_shard")
+_BEHIND = "behind the training, which is what is priced"
+
+
+def read_remarks(found: Found) -> tuple[DocumentReading, set[str]]:
+    """Everything that is named besides."""
+    document = CallDocument(found.source, "transformers")
+    for line, why in found.source.unread:
+        document.miss(line, "cell", f"it is not read: {why.rpartition(': ')[2]}")
+    _model(document, found)
+    _other_models(document, found)
+    _others(document, found)
+    _of_model(document, found)
+    lines = [*found.gpu_questions, *_questions_of_unsloth(found)]
+    for line in lines[:1]:
+        document.miss(
+            line,
+            "bfloat16",
+            Bounded(
+                "the GPU decides: taken is one that has it; for an older one (T4, V100) "
+                "--fp16 --dtype float16 is what runs"
+            ),
+        )
+    keys = document.keys()
+    _allocator(keys, document, found)
+    return document.reading(keys), document.used
+
+
+def _questions_of_unsloth(found: Found) -> tuple[int, ...]:
+    """The line where Unsloth chooses the dtype by the GPU."""
+    load = found.load
+    if load is None or not is_unsloth(load):
+        return ()
+    dtype = load.keywords.get("dtype")
+    return (load.line,) if dtype is None or dtype.data is None else ()
+
+
+def _model(document: CallDocument, found: Found) -> None:
+    """Why the model cannot be told, where it cannot; and what stands around it."""
+    wrapper = found.wrapper
+    if wrapper is not None:
+        what = f"a module of the script's own ({wrapper.subclass})"
+        around = " around the model: what it adds is not read" if found.load else ""
+        document.miss(wrapper.line, wrapper.subclass, f"{what}{around}")
+    named = found.load is not None or (isinstance(found.model, str) and found.model)
+    if not named:
+        root = root_of(found.model)
+        line = root.line if isinstance(root, (Call, Unknown)) else 0
+        why = (
+            root.why
+            if isinstance(root, Unknown)
+            else getattr(root, "path", "")
+            or (f"{len(found.loads)} models are loaded" if found.loads else "none is loaded here")
+        )
+        if wrapper is not None:
+            why = f"{wrapper.subclass}, a module of the script's own"
+        document.miss(line, "model", f"cannot be told without running ({why}); MODEL says it")
+
+
+def _other_models(document: CallDocument, found: Found) -> None:
+    early = found.early(found.loads)
+    for load in found.loads:
+        if load is found.load or load.deleted:
+            continue
+        if load not in early:
+            document.ignore(load.line, load.path, _BEHIND)
+        elif found.load is not None or len(found.loads) > 1:
+            document.miss(load.line, load.path, "a further model in memory")
+    early_trainers = found.early(found.other_trainers)
+    for trainer in found.other_trainers:
+        if trainer in early_trainers:
+            document.miss(trainer.line, trainer.name, "another training in the same script")
+        else:
+            document.ignore(trainer.line, trainer.name, _BEHIND)
+
+
+def _others(document: CallDocument, found: Found) -> None:
+    """Loops of other libraries, generation, what is shared between GPUs."""
+    for library in dict.fromkeys(call.library for call in found.calls):
+        if library in SCRIPT_LOOPS:
+            call = next(each for each in found.calls if each.library == library)
+            document.miss(
+                call.line, call.path, f"{SCRIPT_LOOPS[library]}'s loop: priced is a plain one"
+            )
+    generations = tuple(found.named("generate"))
+    early = found.early(generations)
+    for call in generations:
+        if call in early:
+            document.miss(call.line, "generate", "generation besides; --generate says it")
+        else:
+            document.ignore(call.line, "generate", _BEHIND)
+    for call in found.named(*_SHARDERS):
+        why = "FSDP of the script is not read: priced whole on one GPU; --fsdp says it"
+        document.miss(call.line, call.name, Bounded(why))
+
+
+def _of_model(document: CallDocument, found: Found) -> None:
+    """Changes of the model that no option has."""
+    for call in found.on_model("resize_token_embeddings"):
+        document.miss(call.line, call.name, "a few rows of the embeddings")
+    frozen = [
+        call
+        for call in found.calls
+        if call.path in ("=requires_grad", "requires_grad_")
+        and call.arguments
+        and call.arguments[0].data is False
+    ]
+    for call in frozen[:1]:
+        document.miss(
+            call.line,
+            "requires_grad",
+            Bounded("parameters are frozen: all are priced as training; --freeze says it"),
+        )
+
+
+def _allocator(keys: DocumentKeys, document: CallDocument, found: Found) -> None:
+    for call in found.calls:
+        if call.path != "os.environ[]" or call.conditional:
+            continue
+        name, value = call.arguments[0].data, call.arguments[1].data
+        if name in _ALLOCATOR_VARIABLES and isinstance(value, str):
+            keys.set_at("alloc_conf", value, document.origin(call.line, None, str(name)))

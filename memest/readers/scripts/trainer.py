@@ -1,0 +1,124 @@
+"""Trainers of transformers and TRL: their configuration by the readers of those formats."""
+
+from __future__ import annotations
+
+from memest.readers.scripts.calls import TRAINERS, optimizer_name
+from memest.readers.scripts.document import CallDocument
+from memest.readers.scripts.found import Found
+from memest.readers.scripts.lengths import put_lengths
+from memest.readers.scripts.loading import is_old_trl
+from memest.readers.scripts.things import Call, Unknown, Value
+from memest.readers.scripts.unsloth import CONFIG_DEFAULTS, is_unsloth
+from memest.readers.training_arguments import read_training_arguments
+from memest.readers.trl import read_trl
+from memest.readers.values import DocumentReading
+
+__all__ = ["read_trainer"]
+
+_OF_TRAINER = frozenset(
+    "max_seq_length packing dataset_text_field dataset_num_proc neftune_noise_alpha "
+    "dataset_batch_size dataset_kwargs model_init_kwargs num_of_sequences beta max_length "
+    "max_prompt_length max_target_length loss_type label_smoothing".split()
+)
+"""Settings that earlier releases of TRL took beside their configuration."""
+_OVERRIDES = {
+    "compute_loss": "a loss of the script's own",
+    "training_step": "a step of the script's own",
+    "create_optimizer": "an optimizer of the script's own",
+    "create_optimizer_and_scheduler": "an optimizer of the script's own",
+    "prediction_step": "an evaluation of the script's own",
+}
+
+
+def read_trainer(found: Found) -> tuple[DocumentReading, set[str]]:
+    """The configuration of the trainer.
+
+    Raises:
+        ConfigError: a value that cannot be.
+    """
+    trainer = found.trainer
+    assert trainer is not None
+    method = TRAINERS[trainer.name]
+    document = CallDocument(found.source, "TRL" if method else "transformers")
+    config = trainer.argument(1, "args", "config")
+    _configure(document, config, trainer)
+    for key in sorted(_OF_TRAINER & set(trainer.keywords)):
+        document.put(key, trainer.keywords[key], trainer)
+    _own_parts(document, trainer)
+    unsloth = found.load is not None and is_unsloth(found.load)
+    if method:
+        _defaults(document, found, config, unsloth=unsloth)
+    if not method or not any(key in document for key in ("max_length", "max_seq_length")):
+        put_lengths(document, found)
+    keys = document.keys()
+    if not method:
+        read_training_arguments(keys)
+    else:
+        read_trl(keys, method=method, own_loss=not is_old_trl(found) and not unsloth)
+    return document.reading(keys), document.used
+
+
+def _defaults(document: CallDocument, found: Found, config: Value | None, *, unsloth: bool) -> None:
+    """What is in force in place of the defaults of TRL's present configuration."""
+    kind = config.data.name if config is not None and isinstance(config.data, Call) else ""
+    if unsloth and kind.endswith("Config"):
+        for key, value in CONFIG_DEFAULTS.items():
+            document.say_default(key, value, "default of Unsloth")
+    if unsloth or kind.endswith("TrainingArguments") or is_old_trl(found):
+        # training arguments bring their own, and those of the configuration came with TRL 0.20
+        for key in ("gradient_checkpointing", "bf16"):
+            document.say_default(key, False, "default of TrainingArguments")
+    if found.load is not None and not unsloth:
+        document.say_default("dtype", "auto", "from_pretrained names none")
+
+
+def _configure(document: CallDocument, config: Value | None, trainer: Call) -> None:
+    """The arguments of ``TrainingArguments(...)`` and what was assigned to them since."""
+    if config is None:
+        return
+    data = config.data
+    if isinstance(data, Call) and data.is_instance:
+        document.put_all(data, without=("output_dir",))
+        for key, value in data.attributes.items():
+            if key not in data.methods:
+                document.put(key, value, data)
+    else:
+        why = data.why if isinstance(data, Unknown) else "they are not made in this file"
+        document.miss(
+            trainer.line,
+            "args",
+            f"training arguments cannot be told without running ({why}): priced are their defaults",
+        )
+
+
+def _own_parts(document: CallDocument, trainer: Call) -> None:
+    """What the trainer is given or does besides."""
+    for name in sorted(set(_OVERRIDES) & trainer.methods):
+        document.miss(trainer.line, f"{trainer.subclass}.{name}", f"{_OVERRIDES[name]} is not read")
+    if "compute_loss_func" in trainer.keywords:
+        document.miss(trainer.line, "compute_loss_func", "a loss of the script's own is not read")
+    evaluates = document.get("eval_strategy") or document.get("evaluation_strategy")
+    metrics = trainer.keywords.get("compute_metrics")
+    if metrics is not None and metrics.data is not None and evaluates not in (None, "no"):
+        document.miss(
+            trainer.line,
+            "compute_metrics",
+            "predictions of the evaluation pile up on the GPU: priced without; --eval-samples "
+            "says it",
+        )
+    optimizers = trainer.keywords.get("optimizers")
+    if optimizers is not None:
+        _optimizer(document, optimizers.data, trainer)
+
+
+def _optimizer(document: CallDocument, pair: object, trainer: Call) -> None:
+    """The optimizer of ``optimizers=(optimizer, scheduler)``."""
+    optimizer = pair[0] if isinstance(pair, list) and pair else None
+    found = optimizer_name(optimizer) if isinstance(optimizer, Call) else None
+    if found is not None:
+        document.say("optim", found, trainer.line)
+    elif isinstance(optimizer, Call):
+        document.miss(optimizer.line, optimizer.path, "an optimizer that memest does not know")
+    elif optimizer is not None or isinstance(pair, Unknown):
+        why = "an optimizer that cannot be told; --optim says it"
+        document.miss(trainer.line, "optimizers", why)

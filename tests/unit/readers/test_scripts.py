@@ -1,0 +1,501 @@
+"""Training scripts and notebooks: read from the syntax tree, and nothing of them runs."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+import memest
+from memest.errors import ConfigError
+from support.paths import RUN_CONFIGURATIONS
+
+SCRIPTS = RUN_CONFIGURATIONS / "scripts"
+
+EXAMPLES = {
+    "plain_loop.py": (
+        {"task": "sequence-classification", "num_labels": 5, "batch": 8, "seq_len": 512,
+         "padded": True, "optim": "adamw_torch", "loop": "plain"},
+        "bert-large-uncased", "", "",
+    ),
+    "qlora.py": (
+        {"task": "causal-lm", "batch": 4, "grad_accum": 16, "precision": "fp16",
+         "optim": "paged_adamw_8bit", "checkpointing": "full", "prepare_kbit": True,
+         "use_cache": False, "seq_len": 256},
+        "meta-llama/Llama-2-7b-hf", "", "",
+    ),
+    "sft.py": (
+        {"batch": 4, "grad_accum": 2, "seq_len": 2048, "packing": "bfd", "dtype": "bfloat16",
+         "attn_implementation": "flash_attention_2", "precision": "bf16",
+         "checkpointing": "full"},
+        "Qwen/Qwen2.5-0.5B", "", "",
+    ),
+    "dpo.py": (
+        {"batch": 2, "seq_len": 1024, "dtype": "bfloat16"},
+        "Qwen/Qwen2.5-0.5B-Instruct", "reference model", "",
+    ),
+    "accelerate_loop.py": (
+        {"batch": 16, "seq_len": 128, "grad_accum": 2, "precision": "bf16",
+         "loop": "accelerate", "max_grad_norm": 1.0},
+        "bert-base-cased", "", "",
+    ),
+    "arguments.py": (
+        {"batch": 4, "seq_len": 1024, "grad_accum": 8, "optim": "adamw_torch_fused",
+         "max_grad_norm": 1.0, "precision": None, "checkpointing": None},
+        "gpt2-medium", "", "",
+    ),
+    "made_elsewhere.py": (
+        {"batch": 2, "precision": "bf16"}, None, "cannot be told", "",
+    ),
+    "unsloth_colab.ipynb": (
+        {"batch": 2, "grad_accum": 4, "seq_len": 2048, "precision": "bf16", "dtype": "bfloat16",
+         "optim": "adamw_8bit", "weight_decay": 0.01, "checkpointing": "full",
+         "prepare_kbit": False, "packing": None, "fused_loss": None},
+        "unsloth/llama-3-8b", "kernels keep buffers", "checkpoints move to the host",
+    ),
+}  # fmt: skip
+"""By file: options, the model, what the verdict must rest on, and what must be named besides."""
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_what_a_script_says(name, examples):
+    """Each value is one of the file's, and the file is never run: its first line would stop it."""
+    options, model, unpriced, named = EXAMPLES[name]
+
+    run = memest.read_config(SCRIPTS / name)
+
+    assert model == run.model
+    assert options == {key: run.options.get(key) for key in options}
+    assert all(each.origin.startswith((name, "default", "what is not")) for each in run.values)
+    assert unpriced in " ".join(run.setup.unpriced)
+    assert bool(unpriced) == bool(run.setup.unpriced)
+    assert named in " ".join(map(str, run.not_modelled))
+
+
+def test_adapters_and_bases_are_the_libraries_own_settings():
+    run = memest.read_config(SCRIPTS / "qlora.py")
+
+    assert run.setup.adapter.settings["target_modules"] == ["q_proj", "v_proj"]
+    assert run.setup.quantization.words == (
+        "4-bit base (nf4, double quantisation, bfloat16 compute)"
+    )
+
+
+def test_origins_name_file_and_line():
+    origins = {each.option: each.origin for each in memest.read_config(SCRIPTS / "sft.py").values}
+
+    assert origins["batch"] == "sft.py:14 per_device_train_batch_size"
+    origins = {each.option: each.origin for each in _notebook().values}
+    assert origins["batch"].startswith("unsloth_colab.ipynb:cell 7, line 14 ")
+
+
+def _notebook(**options):
+    return memest.read_config(SCRIPTS / "unsloth_colab.ipynb", **options)
+
+
+def test_what_unsloth_only_lowers_leaves_the_verdict():
+    """What adds is in ``unpriced``; offloading and the fused loss are named and bounded."""
+    run = _notebook()
+
+    assert len(run.setup.unpriced) == 1
+    assert "loss works in chunks" in " ".join(map(str, run.not_modelled))
+
+
+def test_the_command_line_wins_over_defaults(examples):
+    run = memest.read_command(
+        "python scripts/arguments.py --bf16 -b 2 --checkpointing --max_length=256"
+    )
+
+    assert {"batch": 2, "precision": "bf16", "checkpointing": "full", "seq_len": 256}.items() <= (
+        run.options.items()
+    )
+    origins = {each.option: each.origin for each in run.values}
+    assert origins["batch"] == "command: --batch-size"
+    assert origins["model"] == "arguments.py:26 default of --model_name"
+    assert not run.setup.unpriced
+
+
+def test_code_comes_before_what_launches_it(examples):
+    run = memest.read_command(
+        "accelerate launch --num_processes 2 --mixed_precision fp16 scripts/accelerate_loop.py"
+    )
+
+    assert run.options["precision"] == "bf16"
+    assert run.options["num_gpus"] == 2
+
+
+def test_a_script_that_is_not_here_is_read_by_its_arguments(write):
+    run = memest.read_command("python elsewhere.py --model_name_or_path gpt2 --bf16")
+
+    assert run.options["precision"] == "bf16"
+    assert "the script is not read" in str(run.not_modelled[-1])
+
+
+def test_a_script_here_that_is_no_python_is_read_by_its_arguments(write):
+    write("old.py", "print 'training'\n")
+
+    run = memest.read_command("python old.py --model_name_or_path gpt2 --bf16")
+
+    assert "it is Python 2" in " ".join(map(str, run.not_modelled))
+
+
+TRAINER = """
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+{before}
+model = AutoModelForCausalLM.from_pretrained({model})
+args = TrainingArguments("out", {arguments})
+{between}
+Trainer(model=model, args=args{trainer}).train()
+{after}
+"""
+
+
+DATACLASS = """
+from dataclasses import dataclass, field
+@dataclass
+class C:
+    b: int = field(default=4)
+c = C()
+"""
+PARSER = """
+import argparse
+p = argparse.ArgumentParser()
+p.add_argument('--b', type=int, {})
+args = p.parse_args()
+"""
+
+
+@pytest.fixture
+def script(write):
+    """A run of a Trainer, with parts of its script given."""
+
+    def read(**parts):
+        names = ("before", "arguments", "between", "trainer", "after")
+        text = TRAINER.format(**{**dict.fromkeys(names, ""), "model": "'gpt2'", **parts})
+        return memest.read_config(write("train.py", text))
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("before", "expression", "batch"),
+    [
+        ("B = 4", "B", 4),
+        ("B = 2\nB = 4", "B", 4),
+        ("B = 2\nB += 2", "B", 4),
+        ("A, B = 1, 4", "B", 4),
+        ("C = dict(b=4)", "C['b']", 4),
+        ("C = {'a': {'b': 4}}", "C['a']['b']", 4),
+        ("TOTAL = 32", "TOTAL // 8", 4),
+        ("TOTAL = 32", "int(TOTAL / 8)", 4),
+        ("DEBUG = False", "1 if DEBUG else 4", 4),
+        ("DEBUG = False\nif DEBUG:\n    B = 1\nelse:\n    B = 4", "B", 4),
+        ("def size(n=2):\n    return n * 2", "size()", 4),
+        ("def size(n=2):\n    return n * 2", "size(n=3)", 6),
+        ("class Config:\n    batch = 4\ncfg = Config()", "cfg.batch", 4),
+        ("class Config:\n    batch = 4", "Config.batch", 4),
+        (DATACLASS, "c.b", 4),
+        (PARSER.format("default='4'"), "args.b", 4),
+        ("try:\n    B = 4\nexcept ImportError:\n    B = 1", "B", 4),
+    ],
+)  # fmt: skip
+def test_values_that_can_be_told(script, before, expression, batch):
+    run = script(before=before, arguments=f"per_device_train_batch_size={expression}")
+
+    assert run.options["batch"] == batch
+    assert not run.setup.unpriced
+
+
+@pytest.mark.parametrize(
+    ("before", "expression"),
+    [
+        ("from config import B", "B"),
+        ("import config", "config.B"),
+        ("import os", "int(os.environ['B'])"),
+        ("import os", "int(os.environ.get('B', 4))"),
+        ("import sys", "int(sys.argv[1])"),
+        ("import random", "random.choice([1, 2])"),
+        ("from util import big\nB = 8\nif big():\n    B = 4", "B"),
+        ("from util import big", "4 if big() else 8"),
+        ("B = 1\nfor _ in range(3):\n    B *= 2", "B"),
+        ("B = [1]\nB.append(2)", "B[1]"),
+        ("def size(n):\n    return size(n)", "size(1)"),
+        ("C = {'b': 8}\nfrom util import big\nif big():\n    C['b'] = 4", "C['b']"),
+        (PARSER.format("required=True"), "args.b"),
+        ("", "nowhere"),
+    ],
+)  # fmt: skip
+def test_values_that_cannot_be_told_are_said(script, before, expression):
+    """Never guessed: the default is priced, the verdict rests on it, and the flag settles it."""
+    run = script(before=before, arguments=f"per_device_train_batch_size={expression}")
+
+    assert run.options["batch"] == 8
+    assert "per_device_train_batch_size: cannot be told without running" in run.setup.unpriced[0]
+    assert "train.py:" in run.setup.unpriced[0]
+    assert not run.with_options(batch=4).setup.unpriced
+
+
+def test_what_matters_nothing_may_be_unknown(script):
+    run = script(before="from util import rate", arguments="learning_rate=rate(), seed=rate()")
+
+    assert not run.setup.unpriced
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"between": "teacher = AutoModelForCausalLM.from_pretrained('gpt2-xl')"},
+         "a further model in memory"),
+        ({"between": "model.resize_token_embeddings(50300)"}, "a few rows"),
+        ({"between": "model.generate(None)"}, "generation besides"),
+        ({"before": "class Own(Trainer):\n    def compute_loss(self, model, inputs): ...",
+          "between": "Trainer = Own"}, "a loss of the script's own"),
+        ({"trainer": ", compute_loss_func=print"}, "a loss of the script's own"),
+        ({"arguments": "eval_strategy='epoch'", "trainer": ", compute_metrics=print"},
+         "predictions of the evaluation"),
+        ({"before": "from util import more", "arguments": "**more()"}, "further arguments"),
+        ({"before": "from util import args_of", "between": "args = args_of()"},
+         "training arguments cannot be told"),
+        ({"before": "import torch", "trainer": ", optimizers=(torch.optim.LBFGS([]), None)"},
+         "an optimizer that memest does not know"),
+        ({"model": "'gpt2', output_hidden_states=True"}, "every layer's output"),
+    ],
+)  # fmt: skip
+def test_what_may_add_memory_makes_the_verdict_open(script, parts, words):
+    assert words in " ".join(script(**parts).setup.unpriced)
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"between": "for p in model.parameters():\n    p.requires_grad = False"}, "frozen"),
+        ({"before": "from util import big", "between":
+          "if big():\n    model.gradient_checkpointing_enable()"}, "under a condition"),
+        ({"before": "from peft import get_peft_model\nfrom util import config",
+          "between": "model = get_peft_model(model, config)"}, "all weights are priced"),
+        ({"before": "import torch", "arguments": "bf16=torch.cuda.is_bf16_supported()"},
+         "the GPU decides"),
+    ],
+)  # fmt: skip
+def test_what_only_lowers_memory_is_named(script, parts, words):
+    run = script(**parts)
+
+    assert words in " ".join(map(str, run.not_modelled))
+    assert not run.setup.unpriced
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"after": "model.generate(None)"},
+        {"after": "again = AutoModelForCausalLM.from_pretrained('out')"},
+        {"between": "old = AutoModelForCausalLM.from_pretrained('gpt2-xl')\ndel old"},
+        {"before": "if False:\n    x = AutoModelForCausalLM.from_pretrained('gpt2-xl')"},
+        {"before": "def unused():\n    return AutoModelForCausalLM.from_pretrained('gpt2-xl')"},
+    ],
+)
+def test_what_training_does_not_meet_is_no_matter(script, parts):
+    assert not script(**parts).setup.unpriced
+
+
+@pytest.mark.parametrize(
+    ("between", "options"),
+    [
+        ("model.gradient_checkpointing_enable({'use_reentrant': False})",
+         {"checkpointing": "full", "use_reentrant": False}),
+        ("import torch\nmodel = torch.compile(model)", {"torch_compile": True}),
+        ("model.half()", {"dtype": "float16"}),
+        ("import torch\nmodel = model.to('cuda', dtype=torch.bfloat16)", {"dtype": "bfloat16"}),
+        ("model.config.use_cache = False", {"use_cache": False}),
+        ("args.gradient_accumulation_steps = 4", {"grad_accum": 4}),
+        ("import os\nos.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'expandable_segments:True'",
+         {"alloc_conf": "expandable_segments:True"}),
+    ],
+)  # fmt: skip
+def test_what_is_done_to_the_model(script, between, options):
+    assert options.items() <= script(between=between).options.items()
+
+
+LOOP = """
+import torch
+from torch.utils.data import DataLoader
+from transformers import AutoModelForMaskedLM
+model = AutoModelForMaskedLM.from_pretrained("bert-base-uncased").cuda()
+loader = DataLoader([], batch_size=4)
+optimizer = {optimizer}
+for batch in loader:
+{body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "options"),
+    [
+        (["model(**batch).loss.backward()", "optimizer.step()", "optimizer.zero_grad()"],
+         {"zero_grad_at": None, "batch": 4, "loop": "plain", "task": "masked-lm"}),
+        (["optimizer.zero_grad()", "model(**batch).loss.backward()", "optimizer.step()"],
+         {"zero_grad_at": "before-forward"}),
+        (["loss = model(**batch).loss", "optimizer.zero_grad(set_to_none=False)",
+          "loss.backward()", "optimizer.step()"],
+         {"zero_grad_at": "before-backward", "zero_grad": "zero"}),
+        (["with torch.autocast('cuda', torch.bfloat16):", "    loss = model(**batch).loss",
+          "loss.backward()", "optimizer.step()"], {"precision": "bf16"}),
+        (["with torch.cuda.amp.autocast():", "    loss = model(**batch).loss",
+          "loss.backward()", "optimizer.step()"], {"precision": "fp16"}),
+    ],
+)  # fmt: skip
+def test_loops(write, body, options):
+    text = LOOP.format(
+        optimizer="torch.optim.SGD(model.parameters(), momentum=0.9)",
+        body="\n".join(f"    {line}" for line in body),
+    )
+    run = memest.read_config(write("loop.py", text))
+
+    assert options == {key: run.options.get(key) for key in options}
+    assert run.options["optim"] == "sgd_momentum"
+
+
+@pytest.mark.parametrize(
+    ("made", "optim"),
+    [
+        ("torch.optim.AdamW(model.parameters())", "adamw_torch"),
+        ("torch.optim.Adam(model.parameters(), fused=True)", "adam_fused"),
+        ("torch.optim.AdamW(model.parameters(), foreach=False)", "adamw_torch_loop"),
+        ("__import__('x')", "adamw_torch"),
+    ],
+)
+def test_optimizers(write, made, optim):
+    text = LOOP.format(optimizer=made, body="    model(**batch).loss.backward()")
+    run = memest.read_config(write("loop.py", text))
+
+    assert run.options["optim"] == optim
+    assert bool(run.setup.unpriced) == ("import" in made)
+
+
+def test_older_arguments_of_trl_bring_older_defaults(write):
+    """``max_seq_length`` went with TRL 0.20, which brought bf16 and checkpointing."""
+    text = (
+        "from trl import SFTConfig, SFTTrainer\n"
+        "SFTTrainer('gpt2', args=SFTConfig(max_seq_length=256, packing=True)).train()\n"
+    )
+    options = memest.read_config(write("sft.py", text)).options
+
+    assert (options["precision"], options["checkpointing"]) == ("fp32", "none")
+    assert options["seq_len"] == 256
+    assert "fused_loss" not in options
+
+
+def test_dataclasses_are_filled_by_the_command(write):
+    text = """
+from dataclasses import dataclass, field
+from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
+@dataclass
+class ModelArguments:
+    model_name_or_path: str = field(metadata={"help": "the model"})
+    dtype: str = "bfloat16"
+parser = HfArgumentParser((ModelArguments, TrainingArguments))
+model_args, training_args = parser.parse_args_into_dataclasses()
+model = AutoModelForCausalLM.from_pretrained(
+    model_args.model_name_or_path, torch_dtype=model_args.dtype
+)
+Trainer(model=model, args=training_args).train()
+"""
+    write("train.py", text)
+
+    with pytest.raises(ConfigError, match=r"model cannot be told .*--model_name_or_path"):
+        memest.read_config("train.py").with_model(None, {})
+    run = memest.read_command(
+        "python train.py --model_name_or_path gpt2 --per_device_train_batch_size 3 --output_dir o"
+    )
+    assert (run.model, run.options["batch"], run.options["dtype"]) == ("gpt2", 3, "bfloat16")
+    assert not run.setup.unpriced
+
+
+def test_a_module_of_the_scripts_own_is_named(write):
+    text = """
+import torch
+from torch import nn
+from transformers import AutoModel
+class Classifier(nn.Module):
+    def __init__(self, name):
+        super().__init__()
+        self.body = AutoModel.from_pretrained(name)
+        self.head = nn.Linear(768, 2)
+    def forward(self, x):
+        return self.head(self.body(x)[0])
+model = Classifier("bert-base-uncased")
+optimizer = torch.optim.AdamW(model.parameters())
+loss = model(None)
+loss.backward()
+"""
+    run = memest.read_config(write("own.py", text))
+
+    assert run.model == "bert-base-uncased"
+    assert "a module of the script's own (Classifier)" in " ".join(run.setup.unpriced)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("from transformers import pipeline\npipeline('text-generation')('a')\n", "pipeline"),
+        ("import transformers as t\nt.AutoModel.from_pretrained('gpt2').generate()\n", "generate"),
+        ("print(1)\n", "has no model"),
+        ("", "has no model"),
+    ],
+)  # fmt: skip
+def test_a_script_that_trains_nothing_is_told_so(write, text, words):
+    with pytest.raises(ConfigError, match="trains nothing") as caught:
+        memest.read_config(write("use.py", text))
+    assert words in str(caught.value)
+
+
+def test_magics_are_dropped_and_other_cells_are_left_out(write):
+    cells = [
+        ["!pip install trl\n", "%matplotlib inline\n", "B = 2"],
+        ["%%bash\n", "rm -rf ("],
+        ["files = !ls\n", "help?\n", "x = (9\n", "  % 4)"],
+        ["from transformers import *\n", "import transformers\n",
+         "model = transformers.AutoModelForCausalLM.from_pretrained('gpt2')\n",
+         "transformers.Trainer(model, transformers.TrainingArguments(\n",
+         "    per_device_train_batch_size=B)).train()"],
+    ]  # fmt: skip
+    document = {"cells": [{"cell_type": "code", "source": each} for each in cells]}
+
+    run = memest.read_config(write("run.ipynb", json.dumps(document)))
+
+    assert (run.model, run.options["batch"]) == ("gpt2", 2)
+
+
+def test_lines_that_go_on_belong_to_their_magic_and_a_cell_that_is_no_python_is_named(write):
+    cells = [
+        "if True:\n    !pip install \\\n        trl \\\n        x==0.0.32.post2\nelse:\n    a = 1",
+        "x = (",
+        TRAINER.format(model="'gpt2'", before="", arguments="", between="", trainer="", after=""),
+    ]
+    document = {"cells": [{"cell_type": "code", "source": each} for each in cells]}
+
+    run = memest.read_config(write("run.ipynb", json.dumps(document)))
+
+    assert run.model == "gpt2"
+    (unpriced,) = run.setup.unpriced
+    assert unpriced == "run.ipynb:cell 2, line 1 cell: it is not read: '(' was never closed."
+
+
+def test_a_trainer_of_another_library_is_named(write):
+    text = "import sentence_transformers as s\ns.SentenceTransformerTrainer('a').train()\n"
+
+    with pytest.raises(ConfigError, match="trains by sentence_transformers"):
+        memest.read_config(write("train.py", text))
+
+
+def test_reading_is_quick_and_loads_no_torch():
+    code = (
+        "import sys, memest\n"
+        f"memest.read_config({str(SCRIPTS / 'unsloth_colab.ipynb')!r})\n"
+        "assert not {'torch', 'pandas', 'yaml', 'transformers'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    start = time.perf_counter()
+    memest.read_config(SCRIPTS / "unsloth_colab.ipynb")
+    assert time.perf_counter() - start < 0.5
