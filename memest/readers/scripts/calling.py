@@ -54,6 +54,8 @@ def root_of(data: Any) -> Any:
         seen += 1
         if data.name in _WRAPPERS:
             inner = data.argument(0, "model", "module", "trainer")
+        elif data.name == "from_pretrained" and data.maker.startswith("PeftModel"):
+            inner = data.argument(0, "model")
         elif data.name in _SAME and data.receiver is not None:
             inner = Value(data.receiver)
         else:

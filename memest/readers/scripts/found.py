@@ -79,12 +79,12 @@ class Found:
 
     def on_model(self, *names: str) -> Iterator[Call]:
         """Calls that are made of the model that is trained, or are given it."""
-        root = root_of(self.model)
+        roots = [each for each in (root_of(self.model), self.load) if each is not None]
         for call in self.named(*names):
             first = call.argument(0, "model", "module")
             of = root_of(call.receiver) if call.receiver is not None else None
             given = root_of(first.data) if first is not None else None
-            same = root is not None and (of is root or given is root)
+            same = any(of is root or given is root for root in roots)
             if same or (of is None and given is None) or self._is_only(of) or self._is_only(given):
                 yield call
 

@@ -227,7 +227,13 @@ def read_adapter(found: Found) -> tuple[DocumentReading, set[str]]:
     """
     document = CallDocument(found.source, "transformers")
     keys = document.keys()
-    for call in found.on_model("get_peft_model", "add_adapter"):
+    names = ("get_peft_model", "add_adapter")
+    of_model = list(found.on_model(*names))
+    for call in found.named(*names):
+        if call not in of_model:
+            why = "adapters of a model that cannot be told: all weights are priced"
+            document.miss(call.line, call.name, Bounded(why))
+    for call in of_model:
         if call.library == "unsloth" or call.maker.startswith("Fast"):
             continue
         value = call.argument(1, "peft_config") if call.name == "get_peft_model" else None

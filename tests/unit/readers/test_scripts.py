@@ -412,6 +412,19 @@ Trainer(model=model, args=training_args).train()
     assert not run.setup.unpriced
 
 
+def test_adapters_on_a_way_that_cannot_be_told_are_not_dropped_in_silence(script):
+    """A run that goes on from a checkpoint, as QLoRA's script has it."""
+    run = script(
+        before="from peft import LoraConfig, PeftModel, get_peft_model\nfrom util import last",
+        between="if last():\n    model = PeftModel.from_pretrained(model, last())\n"
+        "else:\n    model = get_peft_model(model, LoraConfig(r=8))",
+    )
+
+    assert run.model == "gpt2"
+    assert "adapters under a condition" in " ".join(map(str, run.not_modelled))
+    assert "adapters that are there already" in " ".join(run.setup.unpriced)
+
+
 def test_a_module_of_the_scripts_own_is_named(write):
     text = """
 import torch
