@@ -164,7 +164,7 @@ def within(answer: Estimate, budget: int) -> Verdict:
     from memest.report.result import Verdict
 
     if answer.interval.low_bytes > budget:
-        return Verdict.DOES_NOT_FIT
+        return Verdict.CANNOT_SAY if answer.setup.overpriced else Verdict.DOES_NOT_FIT
     if answer.setup.unpriced:
         return Verdict.CANNOT_SAY
     return Verdict.FITS if answer.interval.high_bytes <= budget else Verdict.TIGHT

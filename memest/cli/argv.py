@@ -65,7 +65,7 @@ _OUTPUT = {
 }
 _TEXTS = {"--by": "by", "--depth": "depth", "--out": "out", "--snapshot": "snapshot"}
 
-_FILES = (".yaml", ".yml", ".toml", ".json", ".py", ".bin")
+_FILES = tuple(".yaml .yml .toml .json .py .ipynb .bin .sh .bash .sbatch .slurm".split())
 """What may be a configuration of another tool, which takes readers to tell."""
 
 

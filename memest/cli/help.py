@@ -103,6 +103,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("memest read run.yaml", "what is understood of it"),
         ("memest read -- torchrun --nproc_per_node 4 train.py --bf16", "of a launch command"),
         ("memest read colab.ipynb", "of a notebook or a training script, which is not run"),
+        ("memest read train.slurm", "of the launch command in a shell script"),
     ),
     "replay": (
         ("memest replay run.pickle", "timeline, holes, expandable segments"),

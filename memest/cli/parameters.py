@@ -75,8 +75,8 @@ _CONFIGURATIONS: dict[str, Any] = {
             "Configuration of the run: training arguments (JSON, YAML), TRL, accelerate, "
             "DeepSpeed, axolotl, LLaMA-Factory, ms-swift, torchtune, torchtitan (TOML, "
             "file.py:function), peft's adapter_config.json, training scripts and notebooks (.py, "
-            ".ipynb; never run). Also in place of MODEL. Repeatable; options named here come "
-            "first.",
+            ".ipynb), shell scripts that launch them (.sh, .slurm); nothing is run. Also in place "
+            "of MODEL. Repeatable; options named here come first.",
             panel=_FILES,
         ),
     ],

@@ -47,6 +47,7 @@ def read(
                 ],
                 "not_modelled": [str(remark) for remark in run.not_modelled],
                 "unpriced": list(run.setup.unpriced),
+                "overpriced": list(run.setup.overpriced),
                 "ignored": [str(remark) for remark in run.ignored],
                 "command": command,
             }

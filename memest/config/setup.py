@@ -94,13 +94,19 @@ class Setup(TrainingOptions):
         set_field(self, "freeze", tuple(self.freeze))
         set_field(self, "frozen_parts", _frozen_parts(self.frozen_parts))
         set_field(self, "unpriced", tuple(self.unpriced))
-        for pattern in self.freeze:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ConfigError(
-                    f"--freeze {pattern!r} is not a regular expression: {error}."
-                ) from None
+        set_field(self, "overpriced", tuple(self.overpriced))
+        set_field(self, "float32_weights", tuple(self.float32_weights))
+        for flag, patterns in (
+            ("--freeze", self.freeze),
+            ("--float32-weights", self.float32_weights),
+        ):
+            for pattern in patterns:
+                try:
+                    re.compile(pattern)
+                except re.error as error:
+                    raise ConfigError(
+                        f"{flag} {pattern!r} is not a regular expression: {error}."
+                    ) from None
         if self.adapter is not None:
             set_field(self, "adapter", _adapter(self.adapter, self.software))
         if self.quantization is not None:
@@ -118,8 +124,9 @@ class Setup(TrainingOptions):
         values = plain_values(self)
         distributed: dict[str, Any] = values.pop("distributed")
         values |= {"optim": self.optimizer, "dtype": self.loaded_dtype.value}
-        if not self.unpriced:
-            del values["unpriced"]
+        for name in ("unpriced", "overpriced"):
+            if not values[name]:
+                del values[name]
         return values | distributed
 
 

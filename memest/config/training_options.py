@@ -281,6 +281,13 @@ class TrainingOptions:
         "PART",
         panel=Panel.MODEL,
     )
+    float32_weights: tuple[str, ...] = option(
+        (),
+        "Weights that are made float32 after loading: trainable, those that train; or a regular "
+        "expression, those whose name it matches. Repeatable.",
+        "PATTERN",
+        panel=Panel.MODEL,
+    )
     adapter: Adapter | None = option(
         None,
         "Adapters as peft's adapter_config.json has them; the options below change its values.",
@@ -327,6 +334,13 @@ class TrainingOptions:
         (),
         "Something the run does besides that may take memory and is not in the figures, in words: "
         "the verdict cannot be that it fits. Repeatable; readers of configurations fill it in.",
+        "WORDS",
+        traced=False,
+    )
+    overpriced: tuple[str, ...] = option(
+        (),
+        "Something that is in the figures and that the run does not take, in words: the verdict "
+        "cannot be that it does not fit. Repeatable; readers of configurations fill it in.",
         "WORDS",
         traced=False,
     )

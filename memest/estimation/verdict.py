@@ -41,8 +41,9 @@ def verdict_for(
     fit``: the run is out of memory even if context and kernels take the least they may, with all
     the retries that the allocator makes. ``fits by releasing cache``: the reserved peak is above
     what there is whatever they take, and the run completes because the allocator gives back what
-    it caches. ``cannot say``: the setup names something that is not priced, or a library's choice
-    alone decides. Anything between is ``tight``.
+    it caches. ``cannot say``: the setup names something that is not priced, or is priced and not
+    taken, and that may turn the verdict; or a library's choice alone decides. Anything between is
+    ``tight``.
 
     Args:
         target: the GPU.
@@ -55,6 +56,9 @@ def verdict_for(
     verdict, reason = _verdict(target, peaks, stream, result, conf)
     if setup.unpriced and verdict is not Verdict.DOES_NOT_FIT:
         verdict, reason = Verdict.CANNOT_SAY, f"not priced: {'; '.join(setup.unpriced)}"
+    elif setup.overpriced and verdict is Verdict.DOES_NOT_FIT:
+        words = "; ".join(setup.overpriced)
+        verdict, reason = Verdict.CANNOT_SAY, f"the run takes less than is priced: {words}"
     return GpuFit(
         name=target.name,
         usable_bytes=target.usable_bytes,

@@ -15,7 +15,7 @@ from memest.readers.training_arguments import (
     read_checkpointing,
     set_adapter_value,
 )
-from memest.readers.values import Bounded, names_of
+from memest.readers.values import Bounded, Saving, names_of
 
 __all__ = ["AXOLOTL"]
 
@@ -39,13 +39,11 @@ def _precision(keys: DocumentKeys) -> None:
     key, is_set = "bf16", bf16 is not None
     full = str(bf16).lower() == "full"
     auto = "bf16" not in keys.document or bf16 == "auto"
-    on = full or (auto and not fp16) or str(bf16).lower() == "true"
+    on = (auto and not fp16) or str(bf16).lower() == "true"
     pure_bf16, pure_fp16 = keys.switch("bfloat16"), keys.switch("float16")
     if on and is_set:
         keys.set("precision", "bf16", key)
         keys.set("dtype", "bfloat16", key)
-        if full:
-            keys.miss(key, Bounded("full: weights are bfloat16 in evaluation too"))
     elif on:
         keys.default("precision", "bf16", "bf16 auto, on a GPU that has it")
         keys.default("dtype", "bfloat16", "bf16 auto, on a GPU that has it")
@@ -57,6 +55,9 @@ def _precision(keys: DocumentKeys) -> None:
             keys.set("precision", "fp32", key)
         else:
             keys.default("precision", "fp32")
+        if full:
+            # the Trainer is told bf16_full_eval in place of bf16
+            keys.set("dtype", "bfloat16", key)
         for name, value in (("bfloat16", pure_bf16), ("float16", pure_fp16)):
             if value:
                 keys.set("dtype", name, name)
@@ -71,15 +72,25 @@ def _precision(keys: DocumentKeys) -> None:
 
 def _checkpointing(keys: DocumentKeys) -> None:
     value = keys.document.get("gradient_checkpointing")
+    offload = keys.take("activation_offloading")
     if value in ("offload", "offload_disk"):
         keys.take("gradient_checkpointing")
         keys.set("checkpointing", "full", "gradient_checkpointing")
-        keys.miss("gradient_checkpointing", Bounded(f"{value}: activations move to the host"))
+        offload, key = value, "gradient_checkpointing"
     elif value is None:
         keys.take("gradient_checkpointing")
         keys.default("checkpointing", "none")
+    if offload:
+        # _configure_gradient_checkpointing: adapters are trained without recomputation then
+        keys.miss(
+            "activation_offloading" if "activation_offloading" in keys.document else key,
+            f"{offload}: activations move to the host, some in place of being recomputed",
+        )
+    elif "activation_offloading" in keys.document:
+        keys.ignore("activation_offloading", "off")
     if value and not keys.has("gradient_checkpointing_kwargs") and not keys.has("rl"):
-        keys.default("use_reentrant", True)
+        # normalize_config leaves it alone beside unfrozen_parameters, and the Trainer gets False
+        keys.default("use_reentrant", not keys.has("unfrozen_parameters"))
     read_checkpointing(keys)
 
 
@@ -124,7 +135,10 @@ def _adapter(keys: DocumentKeys) -> None:
         raise ConfigError(
             f"{keys.where('adapter')} qlora is for 4-bit bases, and load_in_8bit is on."
         )
-    if four or kind == "qlora":
+    if four and kind == "lora":
+        _prepared_base(keys)
+        four = None
+    elif four or kind == "qlora":
         _four_bits(keys, "load_in_4bit" if four else "adapter")
     elif eight:
         keys.set("load_in_8bit", True, "load_in_8bit")
@@ -135,6 +149,50 @@ def _adapter(keys: DocumentKeys) -> None:
         keys.miss_default(
             "fused LoRA kernels", Bounded("on wherever the model allows; priced without")
         )
+
+
+def _prepared_base(keys: DocumentKeys) -> None:
+    """A base that is not quantised, and prepared as if it were.
+
+    Source: ``_set_quantization_config`` of ``loaders/model.py`` quantises to 4 bits for qlora
+    alone, and ``_prepare_model_for_quantization`` asks for ``load_in_4bit``: peft makes every
+    weight float32, and axolotl makes norms and embeddings half-precision ones again.
+    """
+    keys.set("float32_weights", (f"^(?!.*({_EMBEDDINGS}))",), "load_in_4bit")
+    keys.miss(
+        "load_in_4bit",
+        Bounded(
+            "axolotl quantises for adapter: qlora alone: priced is a base that is not quantised, "
+            "in float32 but for norms and embeddings"
+        ),
+    )
+
+
+_EMBEDDINGS = "norm|embed_tokens|lm_head|embed_in|embed_out|word_embeddings"
+"""Weights whose dtype axolotl settles by name (``get_linear_embedding_layers``)."""
+
+
+def _upcasts(keys: DocumentKeys) -> None:
+    """Norms, embeddings and head, which full training has in float32.
+
+    Source: ``_configure_embedding_dtypes`` of ``loaders/model.py``: made float32 unless FSDP wraps
+    the model, and half-precision ones again for adapters, for cut-cross-entropy, and for attention
+    that is named and neither eager nor sdpa.
+    """
+    attention = keys.value_of("attn_implementation") or keys.document.get("attn_implementation")
+    converts_back = attention not in (None, "eager", "sdpa")
+    if (
+        keys.has("adapter")
+        or keys.value_of("fused_loss") == "cce"
+        or converts_back
+        or keys.value_of("dtype") not in ("bfloat16", "float16")
+    ):
+        return
+    keys.default(
+        "float32_weights",
+        (rf"{_EMBEDDINGS}|\.gate\.",),
+        "norms, embeddings and head in full training with sdpa or eager attention",
+    )
 
 
 def _four_bits(keys: DocumentKeys, key: str) -> None:
@@ -232,7 +290,7 @@ def _sharding(keys: DocumentKeys) -> None:
         value = keys.whole(key)
         if value is not None and value > 1:
             ring = "ring attention of ring-flash-attn, which is not torch's"
-            keys.miss(key, Bounded(f"{key} {value}: {ring}"))
+            keys.miss(key, Saving(f"{key} {value}: {ring}"))
         elif value is not None:
             keys.ignore(key, "off")
 
@@ -349,6 +407,7 @@ AXOLOTL = KeyTable(
         _preference,
         _plugins,
         _packing,
+        _upcasts,
     ),
     own_names=True,
     ignored_keys=AXOLOTL_IGNORED_KEYS,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from memest.readers.mapping import by_key
 from memest.readers.training_arguments import IGNORED_KEYS, UNMODELLED_KEYS
-from memest.readers.values import Bounded
+from memest.readers.values import Bounded, Saving
 
 __all__ = ["AXOLOTL_IGNORED_KEYS", "AXOLOTL_UNMODELLED_KEYS"]
 
@@ -80,16 +80,16 @@ AXOLOTL_UNMODELLED_KEYS = {
     **UNMODELLED_KEYS,
     "flash_attn_cross_entropy": Bounded("flash-attn's cross entropy"),
     "flash_attn_fuse_mlp": Bounded("flash-attn's MLP"),
-    "chunked_cross_entropy": Bounded("logits come in chunks; priced is all at once"),
-    "tiled_mlp": Bounded("the MLP works in tiles"),
+    "chunked_cross_entropy": Saving("logits come in chunks; priced is all at once"),
+    "tiled_mlp": Saving("the MLP works in tiles"),
     "lora_mlp_kernel": Bounded("a fused kernel for LoRA"),
     "lora_qkv_kernel": Bounded("a fused kernel for LoRA"),
     "lora_o_kernel": Bounded("a fused kernel for LoRA"),
     "lora_embedding_kernel": Bounded("a fused kernel for LoRA"),
-    "unfrozen_parameters": Bounded(
+    "unfrozen_parameters": Saving(
         "only these parameters train; all are priced: --freeze names the others"
     ),
-    "layer_offloading": Bounded("layers move to the host"),
+    "layer_offloading": Saving("layers move to the host"),
     "selective_checkpointing": "what is recomputed is chosen by operator: all or nothing is priced",
     "lora_rank_pattern": "ranks by module",
     "peft_layers_to_transform": Bounded("adapters on some layers only; priced on all"),
@@ -101,13 +101,13 @@ AXOLOTL_UNMODELLED_KEYS = {
     "reward_model": "a reward model",
     "process_reward_model": "a reward model",
     "model_quantization_config": "a base quantised otherwise",
-    "quantize_moe_experts": Bounded("experts are quantised"),
+    "quantize_moe_experts": Saving("experts are quantised"),
     "batch_flattening": "batches are flattened",
-    "lisa_n_layers": Bounded("LISA trains a few layers at a time; all are priced"),
+    "lisa_n_layers": Saving("LISA trains a few layers at a time; all are priced"),
     "expert_parallel_size": "experts are shared by a plugin's own dispatch",
     "experts_implementation": "how experts are computed",
     "llama4_linearized_experts": "experts as linear layers",
-    "freeze_mm_modules": Bounded("parts for images do not train; all are priced"),
+    "freeze_mm_modules": Saving("parts for images do not train; all are priced"),
     "fused_attn_kernel": Bounded("norm and positions in one kernel"),
     "gemma4_hybrid_attn_impl": "two kinds of attention: priced is one",
     "large_head_attention": "a kernel for large heads",
@@ -135,6 +135,6 @@ AXOLOTL_UNMODELLED_KEYS = {
     "eval_causal_lm_metrics": "the evaluation generates",
     "do_bench_eval": "the evaluation generates",
     "gpu_memory_limit": Bounded("a limit of the process"),
-    "max_memory": Bounded("weights are placed on several devices"),
+    "max_memory": Saving("weights are placed on several devices"),
     "deepcompile": "compilation",
 }

@@ -17,6 +17,7 @@ from memest.readers.command_documents import (
 )
 from memest.readers.command_words import Command
 from memest.readers.formats import FORMATS, FileFormat, find_format, recognise
+from memest.readers.known_scripts import complete_arguments
 from memest.readers.mapping import DocumentKeys, KeyTable, read_table
 from memest.readers.scripts.command_line import CommandLine
 from memest.readers.scripts.script import Script, read_script
@@ -59,8 +60,8 @@ def read_script_command(
     ):
         keys.miss("deepspeed", Bounded("no file of DeepSpeed is named: DDP is priced"))
     arguments = read_negations(arguments)
-    document: dict[str, Any] = {}
-    source, folder, document_format = "command", None, file_format
+    document, known_script = complete_arguments(PurePath(program).stem, arguments)
+    source, folder, document_format = known_script or "command", None, file_format
     if file is not None:
         content, folder_of_file = open_document(file, origin)
         recognised_format = file_format or recognise(content, file)
@@ -82,8 +83,8 @@ def read_script_command(
         merged, origins = merge_arguments(document, arguments, overrides)
         return [*readings, _beside(merged, origins, source, reading, line), reading]
     if document_format is None:
-        document_format = _format_of(arguments)
-    _note_script(keys, PurePath(program).stem)
+        document_format = FORMATS[0] if known_script else _format_of(arguments)
+    _note_script(keys, PurePath(program).stem, arguments)
     if document_format is None:
         for key in (*arguments, *overrides):
             keys.ignore(f"--{key}" if key in arguments else key, "memest does not know it")
@@ -153,6 +154,7 @@ def _beside(
 
 _WEAK_MARKS = frozenset(
     """max_length packing template max_samples stage lora_rank val_size flash_attn plot_loss
+    cutoff_len lora_target
     dataset_dir preprocessing_num_workers adapter_name_or_path beta""".split()
 )
 """Names that scripts of all kinds have."""
@@ -177,16 +179,51 @@ _TASKS_OF_SCRIPTS = {
 """Heads of transformers' example scripts."""
 
 
-def _note_script(keys: DocumentKeys, stem: str) -> None:
-    """What the name of a script says: the head, the loop, the way of training."""
+_LENGTHS_OF_SCRIPTS = {
+    "run_glue": {"seq_len": 128},
+    "run_classification": {"seq_len": 128},
+    "run_xnli": {"seq_len": 128},
+    "run_qa": {"seq_len": 384},
+    "run_summarization": {"seq_len": 1024, "target_len": 128},
+    "run_translation": {"seq_len": 1024, "target_len": 128},
+}
+"""Defaults of their ``max_seq_length`` (``max_length``), ``max_source_length`` and
+``max_target_length``."""
+_LENGTHS_OF_TOKENIZERS = ("run_clm", "run_mlm", "run_fim")
+"""Scripts that take the tokenizer's longest where nobody names a length, 1,024 if that is too
+long."""
+_LENGTH_KEYS = ("block_size", "max_seq_length", "max_length", "max_source_length")
+
+
+def _note_script(keys: DocumentKeys, stem: str, arguments: Mapping[str, Any]) -> None:
+    """What the name of a script says: the head, the loop, lengths, the way of training."""
     apart = stem.removesuffix("_no_trainer")
-    for name, task in _TASKS_OF_SCRIPTS.items():
-        if apart == name:
-            keys.set_at("task", task, KeyOrigin(f"command: {stem}.py", Level.DEFAULT))
+    default = KeyOrigin(f"command: {stem}.py", Level.DEFAULT)
+    if apart in _TASKS_OF_SCRIPTS:
+        keys.set_at("task", _TASKS_OF_SCRIPTS[apart], default)
+    for option, value in _LENGTHS_OF_SCRIPTS.get(apart, {}).items():
+        keys.set_at(option, value, default)
+    if apart in _LENGTHS_OF_TOKENIZERS and not any(key in arguments for key in _LENGTH_KEYS):
+        keys.set_at("seq_len", 1024, default)
+        keys.miss(
+            f"{stem}.py",
+            "the longest sample is the tokenizer's to say, mostly 1,024 tokens, which are priced; "
+            "--seq-len says it",
+        )
     if apart != stem:
         # a loop of its own on accelerate, around torch's AdamW
         for option, value in (("loop", "accelerate"), ("optim", "adamw_torch")):
             keys.set_at(option, value, KeyOrigin(f"command: {stem}.py", Level.FILE))
+        keys.set_at("max_grad_norm", 0.0, default)  # DeepSpeed's engine may clip all the same
+        train, evaluation = (
+            arguments.get(f"per_device_{name}_batch_size", 8) for name in ("train", "eval")
+        )
+        # training holds logits and their gradients at once
+        if isinstance(train, int) and isinstance(evaluation, int) and evaluation > 2 * train:
+            keys.miss(
+                f"{stem}.py",
+                f"it evaluates with {evaluation} samples at once, and trains with {train}",
+            )
     for word, remark in METHODS.items():
         if word in stem.lower().split("_"):
             keys.miss(f"{stem}.py", f"{remark}; priced is supervised fine-tuning")

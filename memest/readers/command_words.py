@@ -12,7 +12,17 @@ from memest.errors import ConfigError
 from memest.readers.documents import plain_value
 from memest.readers.litgpt import LITGPT_COMMANDS
 
-__all__ = ["Command", "Launcher", "read_arguments", "split_command", "words_of"]
+__all__ = [
+    "SHELL_SUFFIXES",
+    "Command",
+    "Launcher",
+    "read_arguments",
+    "split_command",
+    "starts_program",
+    "words_of",
+]
+
+SHELL_SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm")
 
 _SHELL = re.compile(r"(\d*>>?|&>>?)(?!=)|[|&;]+$|<$")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
@@ -130,7 +140,7 @@ def split_command(words: Sequence[str]) -> Command:
     environment: dict[str, str] = {}
     skipped_words: list[str] = []
     queue = list(words)
-    while queue and not _starts(queue[0]):
+    while queue and not starts_program(queue[0]):
         word = queue.pop(0)
         if _ASSIGNMENT.match(word):
             name, _, value = word.partition("=")
@@ -173,10 +183,11 @@ def _before_shell(words: list[str]) -> tuple[list[str], list[str]]:
     return words, []
 
 
-def _starts(word: str) -> bool:
+def starts_program(word: str) -> bool:
+    """Whether a word of a command is a launcher, a framework's command or a script."""
     name = word.rpartition("/")[2]
     is_program = name in _LAUNCHERS or name in _PROGRAMS or _PYTHON.fullmatch(name)
-    return bool(is_program) or word.endswith((".py", ".sh"))
+    return bool(is_program) or word.endswith((".py", *SHELL_SUFFIXES))
 
 
 def _follow(words: list[str], launchers: list[Launcher]) -> tuple[str, list[str]]:
@@ -294,7 +305,7 @@ def read_arguments(words: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]
                 continue
             values: list[str] = []
             while queue and not queue[0].startswith("--") and not _short(queue[0]):
-                if values and re.match(r"[A-Za-z_][\w.]*=", queue[0]):
+                if values and re.match(r"[A-Za-z_][\w.]*=|~", queue[0]):
                     break
                 values.append(queue.pop(0))
             items = [plain_value(value) for value in values]

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from memest.errors import ConfigError
@@ -19,13 +20,14 @@ from memest.readers.command_documents import (
     read_negations,
 )
 from memest.readers.command_script import read_script_command
-from memest.readers.command_words import Command, Launcher, read_arguments
+from memest.readers.command_words import SHELL_SUFFIXES, Command, Launcher, read_arguments
 from memest.readers.documents import read_document
 from memest.readers.formats import FileFormat, find_format
 from memest.readers.llama_factory_v1 import read_llama_factory_v1
 from memest.readers.mapping import DocumentKeys
 from memest.readers.ms_swift import read_ms_swift
 from memest.readers.ms_swift_keys import IMAGE_VARIABLES
+from memest.readers.shell_script import find_launch
 from memest.readers.torchtitan_functions import (
     read_function,
     registry_file,
@@ -42,6 +44,7 @@ from memest.readers.values import (
     KeyOrigin,
     Level,
     Remark,
+    Saving,
 )
 
 __all__ = ["read_launch"]
@@ -72,6 +75,9 @@ _DISTRIBUTED_TYPES = {
     "use_megatron_lm": "MEGATRON_LM",
 }
 _ALL_GPUS = "as many processes as the machine has GPUs: 1 is taken; --num-gpus says it"
+_OF_LAUNCHER = (*(_DEEPSPEED_KEYS - {"gradient_accumulation_steps"}), *_DISTRIBUTED_TYPES)
+_MAX_SCRIPTS = 3
+"""Shell scripts that start each other."""
 _ACCELERATE_ARGUMENTS = ("accelerate_config", "num_processes", "num_machines", "mixed_precision")
 
 
@@ -88,6 +94,14 @@ def read_launch(
         ConfigError: a file that is not there, or a value that cannot be.
     """
     keys = DocumentKeys({}, source="command", framework="launch command", level=Level.COMMAND)
+    scripts: list[DocumentReading] = []
+    while (path := _shell_script(command)) is not None:
+        if len(scripts) > _MAX_SCRIPTS:
+            raise ConfigError(f"the launch command: {command.program} starts itself again.")
+        scripts.append(DocumentReading(source=command.program, format="shell script"))
+        command = find_launch(
+            path, command.program, environment=command.environment, arguments=command.words
+        )
     _environment(keys, command)
     arguments, overrides, positionals = read_arguments(command.words)
     launchers = list(command.launchers)
@@ -100,7 +114,19 @@ def read_launch(
     readings += _program(keys, command, arguments, overrides, positionals, file_format)
     for word in command.skipped_words:
         keys.ignore(word, "not of the launcher and its program")
-    return [*readings, keys.reading()]
+    return [*scripts, *readings, keys.reading()]
+
+
+def _shell_script(command: Command) -> Path | None:
+    """The shell script that a command starts, where it is here; torchtitan's own has a reader."""
+    path = Path(command.program)
+    if path.suffix not in SHELL_SUFFIXES or command.launchers:
+        return None
+    is_titan = path.name == "run_train.sh" and {"CONFIG_FILE", "CONFIG"} & set(command.environment)
+    try:
+        return None if is_titan or not path.expanduser().is_file() else path.expanduser()
+    except (OSError, RuntimeError, ValueError):
+        return None
 
 
 # -- environment and launchers
@@ -153,7 +179,11 @@ def _hidden_launcher(command: Command, arguments: dict[str, Any]) -> list[Launch
     if command.launchers:
         return []
     if program.startswith("trl ") or program == "axolotl train":
-        values = {key: arguments.pop(key) for key in _ACCELERATE_ARGUMENTS if key in arguments}
+        names = _ACCELERATE_ARGUMENTS
+        if program != "axolotl train":
+            # TRL hands on what its own arguments do not have (accelerate_launcher.py)
+            names = (*names, *_OF_LAUNCHER)
+        values = {key: arguments.pop(key) for key in names if key in arguments}
         if program == "axolotl train" and arguments.pop("launcher", "accelerate") == "python":
             return []
         config = values.pop("accelerate_config", None) if program != "axolotl train" else None
@@ -250,12 +280,12 @@ def _accelerate(
 def _program_alone(keys: DocumentKeys, command: Command) -> None:
     """Python starts one process; the Trainer puts several visible GPUs into DataParallel."""
     visible = _visible(command.environment)
-    if command.program.endswith(".sh"):
+    if command.program.endswith(SHELL_SUFFIXES):
         return
     if visible is not None and visible > 1 and command.program.startswith("swift "):
         keys.miss(
             "CUDA_VISIBLE_DEVICES",
-            Bounded(f"the model is spread over {visible} GPUs; all of it is priced on one"),
+            Saving(f"the model is spread over {visible} GPUs; all of it is priced on one"),
         )
     elif visible is not None and visible > 1:
         keys.miss(
@@ -308,7 +338,7 @@ def _program(
         return [_with_file(keys, framework_format, arguments, overrides, positionals, read)]
     if framework == "tune":
         return [_tune(keys, arguments, overrides, positionals)]
-    if program.endswith((".sh", "torchtitan.train")) or any(
+    if program.endswith((*SHELL_SUFFIXES, "torchtitan.train")) or any(
         key.startswith(("job.", "training.")) for key in arguments
     ):
         return [_titan(keys, command, arguments, positionals)]
@@ -386,6 +416,14 @@ def _tune(
                 f"the copy: {command}."
             )
         document, folder = read_document(path, config), path.parent
+    for word in [word for word in positionals if word.startswith("~")]:
+        positionals.remove(word)
+        document = _without(document, word[1:].split("."))
+    # model=NAME stands for model._component_=NAME (config/_utils.py)
+    overrides = {
+        f"{key}._component_" if _is_component(document.get(key), value) else key: value
+        for key, value in overrides.items()
+    }
     document, origins = merge_arguments(document, arguments, overrides)
     ignore_words(keys, positionals)
     return read_as(
@@ -398,6 +436,19 @@ def _tune(
     )
 
 
+def _without(document: Mapping[str, Any], path: list[str]) -> dict[str, Any]:
+    """A document without a key, which may lie in a part of it."""
+    first, *rest = path
+    section = document.get(first)
+    if rest and isinstance(section, Mapping):
+        return {**document, first: _without(section, rest)}
+    return {key: value for key, value in document.items() if key != first}
+
+
+def _is_component(section: Any, value: Any) -> bool:
+    return isinstance(section, Mapping) and "_component_" in section and isinstance(value, str)
+
+
 def _titan(
     keys: DocumentKeys, command: Command, arguments: dict[str, Any], positionals: list[str]
 ) -> DocumentReading:
@@ -406,11 +457,12 @@ def _titan(
     if gpus.isdigit() and 0 < int(gpus[:6]) <= 1 << 16:
         _say_at(keys, "num_gpus", int(gpus), "NGPU")
     sets_allocator = bool(set(_ALLOCATOR_VARIABLES) & set(command.environment))
-    if not command.program.endswith(".sh") and not sets_allocator:
+    if not command.program.endswith(SHELL_SUFFIXES) and not sets_allocator:
         _say_at(keys, "alloc_conf", "", "no run_train.sh, which sets PYTORCH_CUDA_ALLOC_CONF")
     function = arguments.pop("config", None) or command.environment.get("CONFIG")
     module = arguments.pop("module", None) or command.environment.get("MODULE")
     arguments |= take_checkpointing(arguments, positionals)
+    arguments = dict(_switched_off(key, value) for key, value in arguments.items())
     document: dict[str, Any] = {}
     unknown: tuple[Remark, ...] = ()
     source, folder = "command", None
@@ -421,15 +473,28 @@ def _titan(
         path = registry_file(str(module or "llama3"), str(function))
         document, unknown = read_function(path, str(function), str(path))
         source, folder = path.name, path.parent
-    elif command.program.endswith(".sh"):
+    elif command.program.endswith(SHELL_SUFFIXES):
         raise ConfigError(
-            f"the launch command runs {command.program}, and memest reads no shell scripts: "
+            f"the launch command runs {command.program}, which is not on this machine: "
             "give the command that it runs, or its configuration with --config."
         )
     document, origins = merge_arguments(document, arguments, {})
     ignore_words(keys, positionals)
     reading = read_as(find_format("torchtitan"), document, origins, source, folder)
     return replace(reading, not_modelled=(*reading.not_modelled, *unknown))
+
+
+def _switched_off(key: str, value: Any) -> tuple[str, Any]:
+    """``--training.no-enable-cpu-offload``, which is how tyro switches off.
+
+    Example:
+        >>> _switched_off("compile.no_enable", True)
+        ('compile.enable', False)
+    """
+    section, dot, name = key.rpartition(".")
+    if value is True and name.startswith("no_"):
+        return f"{section}{dot}{name.removeprefix('no_')}", False
+    return key, value
 
 
 _NO_TRAINING = ("generate", "dev/generate_v2", "eleuther_eval", "quantize")

@@ -56,7 +56,7 @@ def find_file(name: str, *, folder: Path | None, origin: str) -> Path:
                 return candidate
     except (OSError, RuntimeError, ValueError) as error:
         raise ConfigError(f"{origin} names {name!r}, which is no path: {error}.") from None
-    places = " and ".join(str(each.parent.absolute()) for each in paths)
+    places = " and ".join(dict.fromkeys(str(each.parent.absolute()) for each in paths))
     raise ConfigError(
         f"{origin} names the file {name!r}, which is not there (looked in {places}). Run memest "
         "where the training is launched, or give the file with --config."
@@ -87,7 +87,7 @@ def read_source(path: Path, label: str, *, limit: int = MAX_BYTES) -> str:
         raise ConfigError(f"{label} cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError:
         raise ConfigError(
-            f"{label} is not text: configurations are YAML, JSON, TOML or Python."
+            f"{label} is not text: configurations are YAML, JSON, TOML, Python or shell scripts."
         ) from None
     except ValueError as error:
         raise ConfigError(f"{label!r} is no path: {error}.") from None
@@ -110,7 +110,7 @@ def parse_document(text: str, path: Path, label: str) -> dict[str, Any]:
     """
     suffix = path.suffix.lower()
     if suffix not in _SUFFIXES:
-        legal = ", ".join((*_SUFFIXES, ".py", ".ipynb"))
+        legal = ", ".join((*_SUFFIXES, ".py", ".ipynb", ".sh", ".slurm"))
         raise ConfigError(f"{label}: the suffix {suffix!r} says no format. Legal: {legal}.")
     try:
         if suffix == ".json":

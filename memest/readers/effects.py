@@ -105,6 +105,9 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
         why = why if zero or fsdp else "one GPU has no DDP"
         for option in [name for name in acting if name.startswith("ddp_")]:
             drop(option, why)
+    shared = any((_number(acting, name) or 1) > 1 for name in ("tp", "ep", "pp"))
+    if zero or fsdp or shared:
+        drop("float32_weights", "who shards weights settles their dtype")
     quantised = any(
         _is_on(acting, name) for name in ("load_in_4bit", "load_in_8bit", "quantization")
     )

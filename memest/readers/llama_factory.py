@@ -22,7 +22,7 @@ from memest.readers.training_arguments import (
     read_precision,
     read_sharding,
 )
-from memest.readers.values import Bounded, names_of
+from memest.readers.values import Bounded, Saving, names_of
 
 __all__ = ["LLAMA_FACTORY"]
 
@@ -54,10 +54,10 @@ _UNMODELLED_KEYS = {
     "neat_packing": "a mask of all pairs of a row's tokens: priced are full rows without",
     "shift_attn": "shifted sparse attention",
     "mixture_of_depths": "mixture of depths",
-    "use_unsloth_gc": Bounded("Unsloth's checkpointing moves activations to the host"),
+    "use_unsloth_gc": Saving("Unsloth's checkpointing moves activations to the host"),
     "upcast_layernorm": "norms are float32",
     "upcast_lmhead_output": "logits are float32",
-    "use_badam": Bounded("BAdam trains a block after the other"),
+    "use_badam": Saving("BAdam trains a block after the other"),
     "use_llama_pro": "only expanded blocks train",
     "use_muon": Bounded("Muon of its own kind: name one with --optim"),
     "use_kt": "KTransformers",
@@ -104,7 +104,10 @@ def _packing(keys: DocumentKeys) -> None:
             keys.set("packing", "bfd" if laid_out else "wrapped", key)
         elif key in keys.document:
             keys.ignore(key, "off")
-    if neat and not laid_out:
+    if neat and not laid_out and keys.document.get("flash_attn") == "fa2":
+        # MultiModalDataCollator stops on more than one row
+        keys.miss("neat_packing", Bounded("takes batches of one row alone: priced are full rows"))
+    elif neat and not laid_out:
         keys.miss("neat_packing", _UNMODELLED_KEYS["neat_packing"])
 
 
@@ -135,7 +138,7 @@ def _method(keys: DocumentKeys) -> None:
     if kind == "freeze":
         keys.miss(
             "finetuning_type",
-            Bounded(
+            Saving(
                 "freeze: which layers train depends on the model; all are priced as "
                 "training: name those that do not with --freeze"
             ),
@@ -147,6 +150,15 @@ def _method(keys: DocumentKeys) -> None:
     _quantization(keys, bits, compute)
     if kind == "lora":
         keys.default("ddp_find_unused_parameters", False, "with LoRA")
+    if kind in ("lora", "oft") and not pure and compute and not keys.value_of("zero"):
+        keys.default(
+            "float32_weights", ("trainable",), "what trains is made float32; pure_bf16 prevents it"
+        )
+    if keys.value_of("predict_with_generate"):
+        keys.miss(
+            "predict_with_generate",
+            "answers have up to max_new_tokens tokens (1,024 unless named): priced are 20",
+        )
 
 
 _PARTS = {
@@ -248,7 +260,13 @@ def _optimizer(keys: DocumentKeys) -> None:
                 keys.ignore(key, f"{switch} is off")
             continue
         layerwise = "_layerwise" if values.get("layerwise") else ""
-        keys.set("optim", f"{name}_adamw{layerwise}", switch)
+        base = _BASE_OPTIMIZERS.get(str(keys.scalar("optim") or "adamw_torch"))
+        if base is None or (name == "apollo" and base != "adamw"):
+            raise ConfigError(
+                f"{keys.where('optim')} {keys.document['optim']!r} does not go with {switch}. "
+                "Legal: adamw_torch" + (", adamw_8bit, adafactor." if name == "galore" else ".")
+            )
+        keys.set("optim", f"{name}_{base}{layerwise}", switch)
         rank, gap = values.get("rank", 16), values.get("update_interval", 200)
         arguments = f"rank={rank},update_proj_gap={gap},scale={values.get('scale', scale)}"
         keys.set("optim_args", arguments, switch)
@@ -256,6 +274,16 @@ def _optimizer(keys: DocumentKeys) -> None:
         targets = names_of(target, keys.where(f"{name}_target"), split=True)
         keys.set("optim_target_modules", "all-linear" if targets == ("all",) else targets, switch)
     keys.set_from("use_adam_mini", Key("optim", "enabled", words={True: "adam_mini"}))
+
+
+_BASE_OPTIMIZERS = {
+    "adamw_torch": "adamw",
+    "adamw_8bit": "adamw_8bit",
+    "adamw_bnb_8bit": "adamw_8bit",
+    "paged_adamw_8bit": "adamw_8bit",
+    "adafactor": "adafactor",
+}
+"""What ``optim`` makes of GaLore (``_create_galore_optimizer``); APOLLO takes the first alone."""
 
 
 def _attention(keys: DocumentKeys) -> None:

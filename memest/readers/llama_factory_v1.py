@@ -12,7 +12,7 @@ from memest.errors import ConfigError
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
 from memest.readers.sharding import read_deepspeed_value
 from memest.readers.training_arguments import IGNORED_KEYS, METHODS, set_adapter_value
-from memest.readers.values import Bounded, StepSize, names_of
+from memest.readers.values import Saving, StepSize, names_of
 
 __all__ = ["read_llama_factory_v1"]
 
@@ -34,7 +34,7 @@ _LORA = KeyTable(
     ),
 )
 _COUNTS = {
-    "cp_size": Bounded("sequences are split over GPUs; whole ones are priced"),
+    "cp_size": Saving("sequences are split over GPUs; whole ones are priced"),
     "mp_replicate_size": "shards are copied: --fsdp-shard-size says it",
 }
 _QUANTIZATION = {
@@ -131,7 +131,7 @@ def _training(keys: DocumentKeys) -> None:
         keys.default("dtype", "float32", "what trains is made float32")
         keys.miss(
             "peft_config",
-            Bounded("freeze: which layers train depends on the model; all are priced as training"),
+            Saving("freeze: which layers train depends on the model; all are priced as training"),
         )
         part.ignore_all("counted with freeze")
     elif name == "lora":

@@ -265,10 +265,19 @@ class DocumentKeys:
         """A value of an option, from a key."""
         self.set_at(option, value, self.origin(key), checked=checked)
 
-    def set_at(self, option: str, value: Any, origin: KeyOrigin, *, checked: bool = False) -> None:
-        """A value of an option, from elsewhere."""
+    def set_at(
+        self,
+        option: str,
+        value: Any,
+        origin: KeyOrigin,
+        *,
+        checked: bool = False,
+        several_gpus: bool = False,
+    ) -> None:
+        """A value of an option, from elsewhere (of several GPUs alone)."""
+        framework = self.framework
         self._values.append(
-            ReadValue(option, value, origin.origin, origin.level, self.framework, checked)
+            ReadValue(option, value, origin.origin, origin.level, framework, checked, several_gpus)
         )
 
     def default(

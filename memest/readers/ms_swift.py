@@ -46,7 +46,7 @@ from memest.readers.training_arguments import (
     read_sharding,
     set_adapter_value,
 )
-from memest.readers.values import Bounded, KeyOrigin, Level, StepSize, names_of
+from memest.readers.values import Bounded, KeyOrigin, Level, Saving, StepSize, names_of
 
 __all__ = ["read_ms_swift"]
 
@@ -239,7 +239,7 @@ def _kernels(keys: DocumentKeys) -> None:
     shares = keys.whole("sequence_parallel_size")
     if shares is not None and shares > 1:
         words = "sequences are split over GPUs; whole ones are priced"
-        keys.miss("sequence_parallel_size", Bounded(words))
+        keys.miss("sequence_parallel_size", Saving(words))
     elif shares is not None:
         keys.ignore("sequence_parallel_size", "off")
     backend = keys.text("tuner_backend")
@@ -268,6 +268,8 @@ def _training(keys: DocumentKeys, *, is_version_2: bool) -> None:
         keys.pass_over(("trainable_parameters", "trainable_parameters_regex"), "adapters train")
         all_linear = _adapters(keys, kind, is_version_2=is_version_2)
         parts = parts if all_linear else ()
+        if keys.value_of("dtype") == "float16":
+            keys.default("float32_weights", ("trainable",), "what trains in float16 is made so")
     keys.pass_over(
         [key for key in keys.remaining if OF_OTHER_TUNERS.match(key)], f"tuner_type is {kind}"
     )
@@ -293,10 +295,11 @@ def _freezing(keys: DocumentKeys) -> None:
     pattern = keys.text("freeze_parameters_regex")
     ratio = keys.scalar("freeze_parameters_ratio")
     if any(keys.has(key) for key in trainable):
-        for key in ("freeze_parameters", "freeze_parameters_regex", *trainable):
+        named = "freeze_parameters freeze_parameters_regex freeze_parameters_ratio".split()
+        for key in (*named, *trainable):
             keys.take(key)
             if keys.has(key):
-                keys.miss(key, Bounded("which parameters train: all are priced; --freeze says it"))
+                keys.miss(key, Saving("which parameters train: all are priced; --freeze says it"))
         return
     if prefixes or pattern:
         patterns = [f"^{re.escape(prefix)}" for prefix in prefixes] + ([pattern] if pattern else [])
@@ -305,7 +308,7 @@ def _freezing(keys: DocumentKeys) -> None:
     if ratio not in (None, 0, 0.0):
         keys.miss(
             "freeze_parameters_ratio",
-            Bounded("a share of the parameters does not train: all are priced; --freeze says it"),
+            Saving("a share of the parameters does not train: all are priced; --freeze says it"),
         )
     elif keys.has("freeze_parameters_ratio"):
         keys.ignore("freeze_parameters_ratio", "off")

@@ -10,7 +10,7 @@ from typing import Any
 
 from memest.readers.mapping import by_key
 from memest.readers.training_arguments import IGNORED_KEYS, IMAGES, UNMODELLED_KEYS
-from memest.readers.values import Bounded
+from memest.readers.values import Bounded, Saving
 
 __all__ = [
     "ATTENTION",
@@ -118,8 +118,8 @@ SWIFT_IGNORED_KEYS = {
 SWIFT_UNMODELLED_KEYS = {
     **UNMODELLED_KEYS,
     **dict.fromkeys(("max_pixels", "rescale_image"), IMAGES),
-    "device_map": Bounded("the model is spread over several GPUs; all of it is priced on one"),
-    "max_memory": Bounded("the model is spread over several GPUs; all of it is priced on one"),
+    "device_map": Saving("the model is spread over several GPUs; all of it is priced on one"),
+    "max_memory": Saving("the model is spread over several GPUs; all of it is priced on one"),
     "rope_scaling": Bounded("the position tables"),
     "zero_hpz_partition_size": "ZeRO++ keeps a second copy of weights in a node",
     "deepspeed_autotp_size": "DeepSpeed's tensor parallelism",
@@ -132,7 +132,7 @@ SWIFT_UNMODELLED_KEYS = {
     "mrl_dims": "a loss for each size of an embedding",
     "eval_use_evalscope": "generation in evaluation",
     "eval_dataset": "generation in evaluation",
-    "lisa_activated_layers": Bounded("LISA trains a few layers at a time"),
+    "lisa_activated_layers": Saving("LISA trains a few layers at a time"),
     "router_aux_loss_coef": "the loss of a mixture's router",
     "train_backend": "Megatron",
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from memest.errors import ConfigError
-from memest.readers.command_words import split_command, words_of
+from memest.readers.command_words import SHELL_SUFFIXES, Command, split_command, words_of
 from memest.readers.commands import read_launch
 from memest.readers.documents import parse_document, read_document, read_source
 from memest.readers.formats import (
@@ -28,7 +28,7 @@ from memest.readers.values import DocumentReading
 
 __all__ = ["names_config", "read_command", "read_config"]
 
-_CONFIG_SUFFIXES = (".yaml", ".yml", ".toml", ".bin", *SUFFIXES)
+_CONFIG_SUFFIXES = (".yaml", ".yml", ".toml", ".bin", *SUFFIXES, *SHELL_SUFFIXES)
 
 
 def read_config(
@@ -43,7 +43,8 @@ def read_config(
     Args:
         files: training arguments (JSON, YAML), TRL, accelerate, DeepSpeed, axolotl, LLaMA-Factory,
             ms-swift, torchtune, torchtitan (TOML, or ``file.py:function``), peft's
-            ``adapter_config.json``, training scripts and notebooks; several together.
+            ``adapter_config.json``, training scripts and notebooks, shell scripts that launch them;
+            several together.
         config_format: the format, where a file's keys do not tell.
         command: a launch command besides, see :func:`read_command`.
         model: the model, where no file names it, or another one.
@@ -67,7 +68,10 @@ def read_config(
     if command is not None:
         readings += read_launch(split_command(words_of(command)), file_format=file_format)
     for file in files:
-        readings.append(_read_file(str(file), file_format))
+        if Path(file).suffix.lower() in SHELL_SUFFIXES:
+            readings += read_launch(Command(program=str(file)), file_format=file_format)
+        else:
+            readings.append(_read_file(str(file), file_format))
     return settle(readings, options, model=model)
 
 
@@ -105,7 +109,7 @@ def names_config(reference: str) -> bool:
     except (OSError, RuntimeError, ValueError):
         return False
     if suffix in _CONFIG_SUFFIXES:
-        return there or suffix in (".yaml", ".yml", ".toml")
+        return there or suffix in (".yaml", ".yml", ".toml", ".ipynb", *SHELL_SUFFIXES)
     if suffix != ".json" or not there:
         return False
     try:

@@ -24,12 +24,13 @@ from memest.errors import ConfigError
 from memest.readers.effects import OPTIONS_OF_4BIT, OPTIONS_OF_LORA, values_that_act
 from memest.readers.formats import TRAINER_FRAMEWORKS
 from memest.readers.values import (
+    COPIES,
     UNKNOWN,
-    Bounded,
     DocumentReading,
     Level,
     ReadValue,
     Remark,
+    Saving,
     names_of,
 )
 from memest.report.result import Origin
@@ -50,7 +51,7 @@ class RunConfig:
         values: one for each option that anybody named, in the order of the options.
         ignored: keys that do not matter for memory, with why.
         not_modelled: what matters, or may, and is left out of an estimate; what of it may take more
-            than is priced stands in the option ``unpriced`` too.
+            than is priced stands in the option ``unpriced`` too, what takes less in ``overpriced``.
         sources: files and commands with their formats.
         readings: what was read, as it was.
         named_options: options that were named to memest itself, by keyword; ``model`` among them.
@@ -171,6 +172,7 @@ def settle(
         by_option.setdefault(each.option, []).append(each)
     value_by_option = {option: _choose(option, each) for option, each in by_option.items()}
     _samples(readings, value_by_option)
+    copies = _share_out(value_by_option)
     acting, remarks = values_that_act(value_by_option)
     setup, reasons = _setup(acting)
     for option in reasons:
@@ -189,18 +191,24 @@ def settle(
     )
     if "model" in acting:
         settled = (*settled, "MODEL says it")
+    if "num_gpus" in acting:
+        settled = (*settled, "--num-gpus says it")
     not_modelled = [remark for remark in not_modelled if not remark.why.endswith(settled)]
     sharded = acting.get("fsdp") or acting.get("zero")
     if sharded and "num_gpus" not in acting:
         not_modelled.append(
-            Remark("number of GPUs", Bounded("nothing names it: 1 is taken; --num-gpus says it"))
+            Remark("number of GPUs", Saving("nothing names it: 1 is taken; --num-gpus says it"))
         )
-    not_modelled = list(dict.fromkeys(not_modelled))
-    unpriced = tuple(str(remark) for remark in not_modelled if not remark.is_bounded)
-    if unpriced:
-        unpriced = tuple(dict.fromkeys((*setup.unpriced, *unpriced)))
-        setup = replace(setup, unpriced=unpriced)
-        acting["unpriced"] = ReadValue("unpriced", unpriced, "what is not modelled", Level.FILE)
+    not_modelled = list(dict.fromkeys((*not_modelled, *copies)))
+    open_remarks = {
+        "unpriced": [remark for remark in not_modelled if not remark.is_bounded],
+        "overpriced": [remark for remark in not_modelled if remark.saves],
+    }
+    for name, remarks in open_remarks.items():
+        if remarks:
+            words = tuple(dict.fromkeys((*getattr(setup, name), *map(str, remarks))))
+            setup = replace(setup, **{name: words})
+            acting[name] = ReadValue(name, words, "what is not modelled", Level.FILE)
     named_model = acting.get("model")
     return RunConfig(
         model=None if named_model is None else str(named_model.value),
@@ -303,9 +311,11 @@ def _text(value: Any) -> str:
 
 
 def _check_deepspeed(values: Sequence[ReadValue], flags: set[str]) -> None:
-    """What DeepSpeed's configuration says of the run must be what the Trainer has."""
+    """What DeepSpeed's configuration says of the run must be what the Trainer has, if it is one."""
+    loops = [entry for entry in values if entry.option == "loop"]
+    own_loop = bool(loops) and max(loops, key=lambda each: each.level).value != "trainer"
     for entry in values:
-        if not entry.checked or entry.option in flags:
+        if not entry.checked or entry.option in flags or own_loop:
             continue
         trainers = [
             other
@@ -380,6 +390,33 @@ def _samples(readings: Sequence[DocumentReading], values: dict[str, ReadValue]) 
                 if rest == 0 and share:
                     values[missing] = ReadValue(missing, share, origin, Level.FILE, "DeepSpeed")
                 break
+
+
+def _share_out(values: dict[str, ReadValue]) -> list[Remark]:
+    """How many GPUs share one of several copies; what cannot be told of it.
+
+    Copies, layers and stages are shared by GPUs of their own, sequences by those of the shards
+    (``ParallelDims`` of torchtitan and torchtune).
+    """
+    entry = values.pop(COPIES, None)
+    if entry is None or "fsdp" not in values or "fsdp_shard_size" in values:
+        return []
+    others = int(entry.value)
+    gpus = int(str(values["num_gpus"].value)) if "num_gpus" in values else 0
+    for name in ("tp", "pp"):
+        others *= int(str(values[name].value)) if name in values else 1
+    shard, rest = divmod(gpus, others)
+    if rest or shard == 1:
+        gpus_text = f"{gpus} GPUs" if gpus > 1 else "1 GPU"
+        raise ConfigError(
+            f"{entry.origin} {entry.value} and {gpus_text}: no whole number of GPUs, two or more, "
+            "is left to share a copy."
+        )
+    if not shard:
+        why = f"{entry.value} copies: of how many GPUs each is unknown; --num-gpus says it"
+        return [Remark(entry.origin, why)]
+    values["fsdp_shard_size"] = replace(entry, option="fsdp_shard_size", value=shard)
+    return []
 
 
 _EVALUATION_OPTIONS = ("eval_batch", "eval_samples", "eval_accumulation_steps")

@@ -15,7 +15,7 @@ from memest.config.deepspeed import read_deepspeed
 from memest.errors import ConfigError
 from memest.readers.documents import find_file, read_document
 from memest.readers.mapping import DocumentKeys
-from memest.readers.values import Bounded, Level, StepSize, names_of
+from memest.readers.values import Bounded, Level, Saving, StepSize, names_of
 
 __all__ = [
     "is_on",
@@ -44,7 +44,7 @@ _IGNORED_FSDP_KEYS = dict.fromkeys(
 )
 _UNMODELLED_FSDP_KEYS = {
     "mixed_precision_policy": "a policy of its own; the run's precision is priced",
-    "activation_cpu_offload": Bounded("activations move to the host between forward and backward"),
+    "activation_cpu_offload": Saving("activations move to the host between forward and backward"),
 }
 _IGNORED_DEEPSPEED_KEYS = {
     **dict.fromkeys(
@@ -128,6 +128,10 @@ def read_fsdp(
         for name in ("use_orig_params", "cpu_ram_efficient_loading"):
             if (value := part.take(name)) is not None:
                 keys.set_at(f"fsdp_{name}", is_on(value), part.origin(name))
+        if is_on(part.take("forward_prefetch")):
+            part.miss("forward_prefetch", "the next unit is gathered ahead in forward")
+        elif "forward_prefetch" in part.document:
+            part.ignore("forward_prefetch", "off")
         prefetch = part.take("backward_prefetch") or part.take("backward_prefetch_policy")
         if prefetch is not None:
             name = _first(part, "backward_prefetch", "backward_prefetch_policy")

@@ -185,7 +185,7 @@ def _sizes(training: DocumentKeys) -> None:
         if total is not None and total > 0:
             training.miss(
                 name,
-                Bounded("micro-batches of a step depend on the GPUs: --grad-accum says how many"),
+                Bounded("how many micro-batches a step has, which holds no more: one is priced"),
             )
 
 
@@ -232,12 +232,15 @@ def _optimizer(part: DocumentKeys) -> None:
 
 def _checkpointing(part: DocumentKeys) -> None:
     mode = part.scalar("mode")
+    if part.document.get("mode", "") is None:
+        mode = "none"  # a command line's word for it
     option = str(part.scalar("selective_ac_option") or "2")
     if mode is None:
         mode = "selective"
         origin = KeyOrigin(f"default of {part.framework}", Level.DEFAULT)
     else:
         origin = part.origin("mode")
+        part.take("mode")
     if mode in ("none", "full"):
         part.set_at("checkpointing", mode, origin)
     elif mode == "selective" and re.fullmatch(r"\d+", option) and int(option) > 0:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from memest.readers.mapping import DocumentKeys, KeyTable, by_key
-from memest.readers.values import Bounded, KeyOrigin, Level
+from memest.readers.values import COPIES, Bounded, KeyOrigin, Level, Saving
 
 __all__ = ["parallel_table"]
 
@@ -79,15 +79,21 @@ def _parallel(part: DocumentKeys, *, offload: bool, mixed: bool) -> None:
             part.set("num_gpus", world, "data_parallel_shard_degree")
     else:
         part.miss_default(
-            "data_parallel_shard_degree -1", Bounded("all GPUs there are: --num-gpus says it")
+            "data_parallel_shard_degree -1", Saving("all GPUs there are: --num-gpus says it")
         )
+        if copies > 1:
+            part.set(COPIES, copies, "data_parallel_replicate_degree")
     context_degree = degrees["context_parallel_degree"]
     # the mesh of the parameters is dp_shard x cp
     sharded = shard is None or shard != 1 or context_degree > 1
     if sharded:
-        mode = "shard_grad_op" if reshard == "never" else "full_shard"
+        # "default" keeps what a pipeline's micro-batches gathered (apply_fsdp)
+        staged = reshard in (None, "default") and degrees["pipeline_parallel_degree"] > 1
+        mode = "shard_grad_op" if reshard == "never" or staged else "full_shard"
         key = "fsdp_reshard_after_forward" if reshard else "data_parallel_shard_degree"
-        part.set_at("fsdp", mode, KeyOrigin(part.where(key), Level.DEFAULT))
+        # ParallelDims: one rank shards nothing
+        origin = KeyOrigin(part.where(key), Level.DEFAULT)
+        part.set_at("fsdp", mode, origin, several_gpus=True)
         if copies > 1 and shard is not None and shard > 1:
             part.set("fsdp_shard_size", shard * context_degree, "data_parallel_shard_degree")
         if offload:
@@ -163,14 +169,13 @@ def _pipeline(part: DocumentKeys, batch: int | None) -> None:
     if pieces is None and batch is not None:
         key = "pipeline_parallel_microbatch_size"
         size = part.whole(key)
-        if size is None:
-            part.default("batch", 1, "micro-batches of a pipeline")
-        else:
-            part.set("batch", size, key)
-        pieces = max(1, batch // max(1, size or 1))
-    if pieces is not None:
-        origin = part.origin(key)
-        part.set_at("pp_microbatches", pieces, KeyOrigin(origin.origin, Level.FILE))
+        origin = KeyOrigin(f"{part.where(key)} (1 unless named)", Level.FILE)
+        if size is not None:
+            origin = KeyOrigin(part.origin(key).origin, Level.FILE)
+        part.set_at("batch", max(1, size or 1), origin)
+        part.set_at("pp_microbatches", max(1, batch // max(1, size or 1)), origin)
+    elif pieces is not None:
+        part.set_at("pp_microbatches", pieces, KeyOrigin(part.origin(key).origin, Level.FILE))
     name = part.scalar("pipeline_parallel_schedule")
     if name is not None:
         word = _SCHEDULES.get(str(name).lower())

@@ -16,7 +16,7 @@ from typing import Any
 from memest.errors import ConfigError
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
 from memest.readers.training_arguments import METHODS
-from memest.readers.values import Bounded, KeyOrigin, Level
+from memest.readers.values import COPIES, Bounded, KeyOrigin, Level, Saving
 
 __all__ = ["BUILDERS", "installed_config", "model_of_builder", "named_recipe", "read_torchtune"]
 
@@ -82,12 +82,11 @@ _IGNORED_KEYS = by_key(
             log_every_n_steps log_peak_memory_stats log_level profiler save_every_n_steps
             save_adapter_weights_only resume_from_checkpoint enable_async_checkpointing
             save_last_epoch_only log_dir""",
-        "data is prepared on the host": "dataset_val shuffle collate_fn dataset_name split",
+        "data is prepared on the host": "shuffle collate_fn dataset_name split",
         "rates and schedules are numbers of the host": """lr_scheduler epochs max_steps_per_epoch
             num_steps""",
         "how weights are loaded and saved": """checkpointer base_model_path
             use_distributed_state_dict""",
-        "a validation keeps no gradients": "batch_size_val run_val_every_n_steps",
         "seeds change no size": "seed",
         "a GPU is priced": "device",
         "which kernels run": "cudnn_deterministic_mode",
@@ -100,7 +99,7 @@ _IGNORED_KEYS = by_key(
     }
 )
 _UNMODELLED_KEYS = {
-    "enable_activation_offloading": Bounded(
+    "enable_activation_offloading": Saving(
         "activations move to the host between forward and backward"
     ),
     "custom_sharded_layers": "these layers are FSDP units of their own",
@@ -117,7 +116,7 @@ _UNMODELLED_KEYS = {
     "resize_token_embeddings": "a few rows",
     "tensor_parallel_plan": "tensor parallelism",
     "context_parallel_dim": "context parallelism",
-    "freeze_embeddings": Bounded("parts that do not train"),
+    "freeze_embeddings": Saving("parts that do not train"),
 }
 
 
@@ -273,7 +272,12 @@ def _lora(part: DocumentKeys, name: str) -> None:
 
 
 def _length(keys: DocumentKeys) -> None:
-    tokenizer, dataset = keys.part("tokenizer"), keys.part("dataset")
+    tokenizer = keys.part("tokenizer")
+    if isinstance(keys.document.get("dataset"), list):
+        # ConcatDataset: its recipes leave packing of single sets out
+        keys.take("dataset")
+        keys.ignore("dataset", "several sets, one after the other: data is prepared on the host")
+    dataset = keys.part("dataset")
     tokenizer.scalar("_component_")
     if tokenizer.set_from("max_seq_len", Key("seq_len", "whole")) is None:
         keys.miss_default(
@@ -330,8 +334,34 @@ def _checkpointing(keys: DocumentKeys) -> None:
         keys.default("use_reentrant", False)
     if mode is None and interval is not None:
         keys.ignore("ac_option", "no ac_mode")
-    if keys.switch("compile"):
+    _compilation(keys)
+
+
+def _compilation(keys: DocumentKeys) -> None:
+    """A switch, or one for each part that may be compiled."""
+    parts = keys.document.get("compile")
+    if not isinstance(parts, Mapping):
+        parts = {"model": keys.switch("compile")}
+    keys.take("compile")
+    if parts.get("model", True):
         keys.offer("torch_compile", True, "compile", "compilation fuses operators; eager is priced")
+    elif any(parts.values()):
+        keys.miss("compile", Bounded("the loss or the update is compiled: priced eagerly"))
+    elif "compile" in keys.document:
+        keys.ignore("compile", "off")
+
+
+def _validation(keys: DocumentKeys) -> None:
+    """A validation between the steps, which holds all logits and nothing for a backward."""
+    names = ("dataset_val", "batch_size_val", "run_val_every_n_steps")
+    batch, size = keys.value_of("batch"), keys.whole("batch_size_val")
+    if not (keys.has("dataset_val") and keys.has("run_val_every_n_steps")):
+        keys.pass_over(names, "no validation runs")
+    elif size is not None and isinstance(batch, int) and size > batch:
+        keys.miss("batch_size_val", f"a validation of {size} samples at once, training of {batch}")
+        keys.pass_over((names[0], names[2]), "with batch_size_val")
+    else:
+        keys.pass_over(names, "a validation of no larger batches keeps less than a training step")
 
 
 def _loss(keys: DocumentKeys) -> None:
@@ -389,9 +419,16 @@ def _sharding(keys: DocumentKeys, *, distributed: bool | None) -> None:
             keys.set("fsdp_offload", True, "fsdp_cpu_offload")
     if tensor_degree not in (None, 1):
         keys.offer("tp", tensor_degree, "tensor_parallel_dim", "tensor parallelism")
-    for key, degree in degrees.items():
-        if degree not in (None, 1, -1):
-            keys.miss(key, Bounded("--num-gpus and --fsdp-shard-size say it"))
+    shards, copies = degrees.values()
+    if copies is not None and copies > 1 and shards in (None, -1):
+        keys.set(COPIES, copies, "data_parallel_replicate_dim")
+    elif copies is not None and copies > 1 and shards is not None:
+        keys.set("fsdp_shard_size", shards, "data_parallel_shard_dim")
+        world = shards * copies * max(tensor_degree or 1, 1)
+        keys.default("num_gpus", world, "as many as its sizes make")
+    elif shards is not None and shards > 1:
+        world = shards * max(tensor_degree or 1, 1)
+        keys.default("num_gpus", world, "as many as its sizes make")
 
 
 _TABLE = KeyTable(
@@ -410,7 +447,7 @@ _TABLE = KeyTable(
         "optimizer_in_bwd": Key("optim_in_backward", "enabled"),
         "clip_grad_norm": Key("max_grad_norm", "scalar", 0.0),
     },
-    readers=(_model, _length, _optimizer, _checkpointing, _loss),
+    readers=(_model, _length, _optimizer, _checkpointing, _validation, _loss),
     ignored_keys=_IGNORED_KEYS,
     unmodelled_keys=_UNMODELLED_KEYS,
 )

@@ -13,7 +13,7 @@ from memest.errors import ConfigError
 from memest.readers.documents import find_file, read_document
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
 from memest.readers.sharding import is_on, read_deepspeed_value, read_fsdp
-from memest.readers.values import Bounded, KeyOrigin, Level, names_of
+from memest.readers.values import Bounded, KeyOrigin, Level, Saving, names_of
 
 __all__ = [
     "ADAPTER_SWITCHES",
@@ -21,6 +21,7 @@ __all__ = [
     "IMAGES",
     "METHODS",
     "MODELS",
+    "SCRIPT_KEYS",
     "SIZES",
     "TRAINER",
     "UNMODELLED_KEYS",
@@ -59,6 +60,8 @@ SIZES = {
     "model_max_length": Key("seq_len"),
     "max_position_length": Key("seq_len"),
     "max_duration_in_seconds": Key("audio_seconds"),
+    "max_target_length": Key("target_len"),
+    "val_max_target_length": Key("generation_max_length"),
 }
 """Lengths of samples as the example scripts of transformers call them."""
 
@@ -80,7 +83,7 @@ IGNORED_KEYS = by_key(
         use_tensorboard logging""",
         "rates and schedules are numbers of the host": """learning_rate lr lr_scheduler_type
         lr_scheduler lr_scheduler_kwargs warmup_steps warmup_ratio adam_beta1 adam_beta2
-        adam_epsilon label_smoothing_factor num_train_epochs num_epochs max_steps epochs
+        adam_epsilon num_train_epochs num_epochs max_steps epochs
         cosine_min_lr_ratio embedding_lr embedding_lr_scale loraplus_lr_ratio
         loraplus_lr_embedding average_tokens_across_devices beta label_smoothing loss_weights
         early_stopping_patience early_stopping_steps""",
@@ -115,11 +118,11 @@ IGNORED_KEYS = by_key(
 """Why a key does not matter for memory."""
 
 UNMODELLED_KEYS = {
-    "auto_find_batch_size": Bounded(
+    "auto_find_batch_size": Saving(
         "the batch is halved where memory runs out; the one named is priced"
     ),
     "torch_empty_cache_steps": Bounded("empty_cache gives reserved blocks back between steps"),
-    "activation_offloading": Bounded("activations move to the host between forward and backward"),
+    "activation_offloading": Saving("activations move to the host between forward and backward"),
     "bf16_full_eval": Bounded("weights are bfloat16 in evaluation"),
     "fp16_full_eval": Bounded("weights are float16 in evaluation"),
     "parallelism_config": "tensor, context and sequence parallelism",
@@ -128,10 +131,12 @@ UNMODELLED_KEYS = {
     "ddp_broadcast_buffers": "DDP sends buffers before each forward",
     "lora_target_parameters": "LoRA on parameters that are not modules",
     "router_aux_loss_coef": "the loss of a mixture's router",
-    "use_unsloth": Bounded("Unsloth replaces kernels and checkpointing by its own"),
+    "use_unsloth": Saving("Unsloth replaces kernels and checkpointing by its own"),
     "xla_fsdp_config": "FSDP on TPUs",
     "reward_model_path": "a second model in memory",
     "ref_model": "a second model in memory",
+    "label_smoothing_factor": "log-probabilities of every token beside the loss, and all logits",
+    "config_overrides": "a model of other sizes than its name says",
     "teacher_model_name_or_path": "a second model in memory",
     "use_vllm": "a generation engine in the same memory",
 }
@@ -144,7 +149,7 @@ METHODS = {
     "cpo": "the CPO loss over pairs of answers",
     "kto": "the KTO loss, and a reference model",
     "preference": "pairs of answers, as DPO and its relatives have them, most a reference model",
-    "grpo": "generation and the GRPO loss",
+    "grpo": "generation, rewards, a reference model where beta is not 0, and the GRPO loss",
     "rloo": "generation and the RLOO loss",
     "ppo": "generation, and further models in memory",
     "reward": "a reward model with its pairs",
@@ -175,7 +180,7 @@ _LORA = {
 
 ADAPTER_SWITCHES = ("use_peft", "use_lora", "use_peft_lora", "lora_enable")
 """Switches of adapters, as scripts call them."""
-_SCRIPT_KEYS = {
+SCRIPT_KEYS = {
     "use_4bit_quantization": Key("load_in_4bit", "enabled"),
     "use_8bit_quantization": Key("load_in_8bit", "enabled"),
     "use_nested_quant": Key("bnb_4bit_use_double_quant", "enabled"),
@@ -193,12 +198,20 @@ _SCRIPT_KEYS = {
 
 def read_script_spellings(keys: DocumentKeys) -> None:
     """Options of models as scripts spell them, beside the training arguments."""
-    for name, key in _SCRIPT_KEYS.items():
+    for name, key in SCRIPT_KEYS.items():
         if keys.set_from(name, key) is None and name in keys.document:
             keys.ignore(name, "off")
+    parts = [keys.whole(name) for name in ("source_max_len", "target_max_len")]
+    if any(parts):
+        # laid one behind the other (qlora.py, DataCollatorForCausalLM)
+        key = "source_max_len" if parts[0] else "target_max_len"
+        keys.set("seq_len", sum(part or 0 for part in parts), key)
     bits = keys.whole("bits")
     if bits in (4, 8):
         keys.set(f"load_in_{bits}bit", True, "bits")
+        half = {"bf16": "bfloat16", "fp16": "float16"}.get(str(keys.value_of("precision")))
+        if bits == 4 and half is not None:
+            keys.default("bnb_4bit_compute_dtype", half, "as the run computes")
     elif bits is not None:
         keys.ignore("bits", "no quantised base")
 
@@ -314,8 +327,9 @@ def read_evaluation(keys: DocumentKeys, *, batch: int = _EVAL_BATCH) -> None:
     text = str(strategy).lower().rpartition(".")[2]
     runs = strategy is not None and text not in ("no", "false", "none")
     generates = keys.switch("predict_with_generate")
-    # the script's own call behind the training
-    after = any(is_on(keys.document.get(name)) for name in ("do_eval", "do_predict"))
+    # the script's own calls behind the training
+    evaluates = is_on(keys.document.get("do_eval"))
+    after = evaluates or is_on(keys.document.get("do_predict"))
     if generates and (runs or after):
         keys.set("predict_with_generate", True, "predict_with_generate")
     elif generates is not None:
@@ -324,7 +338,10 @@ def read_evaluation(keys: DocumentKeys, *, batch: int = _EVAL_BATCH) -> None:
         raise ConfigError(
             f"{keys.where(key)} {strategy!r} is no strategy. Legal: no, steps, epoch."
         )
-    if not runs and not (generates and after):
+    if evaluates and not runs:
+        keys.take("do_eval")
+        keys.ignore("do_eval", "the script's evaluation follows the training")
+    if not runs and not evaluates and not (generates and after):
         keys.pass_over(_EVALUATION_KEYS, "no evaluation runs")
         return
     if size is None:
@@ -376,6 +393,8 @@ def set_adapter_value(keys: DocumentKeys, option: str, value: Any, key: str) -> 
         # peft's example scripts split at commas; a regular expression is one word
         plain = isinstance(value, str) and not set(value) & set("()[]{}|\\^$*")
         value = names_of(value, keys.where(key), split=plain)
+        if key in ("lora_modules", "lora_target_modules") and value == ("all",):
+            value = ("all-linear",)
     keys.set(option, value, key)
 
 

@@ -80,6 +80,8 @@ def read_trl(keys: DocumentKeys, *, method: str | None = None, own_loss: bool = 
     trainer = _method_of(keys) if method is None else method
 
     def note_method(keys: DocumentKeys) -> None:
+        if trainer in ("orpo", "cpo", "bco") and keys.value_of("prepare_kbit") is not None:
+            keys.default("prepare_kbit", True, f"{trainer.upper()}Trainer prepares it")
         if trainer != "sft":
             remark = METHODS.get(trainer, f"what is special of trl {trainer}")
             keys.miss_default(f"trl {trainer}", f"{remark}; priced is supervised fine-tuning")

@@ -11,6 +11,7 @@ from memest.config.option_table import OPTIONS
 from memest.errors import ConfigError
 
 __all__ = [
+    "COPIES",
     "UNKNOWN",
     "Bounded",
     "DocumentReading",
@@ -18,6 +19,7 @@ __all__ = [
     "Level",
     "ReadValue",
     "Remark",
+    "Saving",
     "StepSize",
     "names_of",
     "option_called",
@@ -68,12 +70,20 @@ class ReadValue:
     several_gpus: bool = False
 
 
+COPIES = "copies of shards"
+"""In place of an option: how many copies of the model are sharded, over GPUs counted elsewhere."""
 UNKNOWN = "memest does not know it"
 """Why a key is ignored of which nothing is known."""
 
 
 class Bounded(str):
     """What of a key is not modelled, where the run takes no more than what is priced."""
+
+    __slots__ = ()
+
+
+class Saving(Bounded):
+    """What of a key is not modelled, where the run may take much less than what is priced."""
 
     __slots__ = ()
 
@@ -94,6 +104,11 @@ class Remark:
     def is_bounded(self) -> bool:
         """Whether the run takes no more than what is priced."""
         return isinstance(self.why, Bounded)
+
+    @property
+    def saves(self) -> bool:
+        """Whether the run may take much less than what is priced."""
+        return isinstance(self.why, Saving)
 
     def __str__(self) -> str:
         return f"{self.key}: {self.why}"

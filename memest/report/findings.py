@@ -232,6 +232,7 @@ class Advice(Answer):
         time_basis: what the relative times are made of.
         notes: what the user should know besides.
         unpriced: what the run does besides and no plan has in its figures.
+        overpriced: what the figures have and the run does not take.
     """
 
     model: str
@@ -243,12 +244,13 @@ class Advice(Answer):
     time_basis: str
     notes: tuple[str, ...] = ()
     unpriced: tuple[str, ...] = ()
+    overpriced: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
-        """That of the best plan, unless something is not priced."""
+        """That of the best plan, unless something is not priced, or not taken."""
         if not self.plans:
-            return Verdict.DOES_NOT_FIT
+            return Verdict.CANNOT_SAY if self.overpriced else Verdict.DOES_NOT_FIT
         return Verdict.CANNOT_SAY if self.unpriced else self.plans[0].verdict
 
     @property
@@ -267,6 +269,7 @@ class Advice(Answer):
             "effective_batch": self.effective_batch,
             "verdict": self.verdict.value,
             "unpriced": list(self.unpriced),
+            "overpriced": list(self.overpriced),
             "plans": document(self.plans),
             "closest": document(self.closest),
             "miss_bytes": self.miss_bytes,

@@ -161,6 +161,11 @@ def advice_sentence(advice: Advice) -> str:
     closest = advice.closest
     assert closest is not None
     miss = advice.miss_bytes
+    if advice.overpriced:
+        words = "; ".join(advice.overpriced)
+        return (
+            f"Cannot say: {subject}: by what is priced nothing fits; the run takes less: {words}."
+        )
     miss_text = f"misses by {format_size(miss)}" if miss else "runs out of memory all the same"
     return f"Does not fit: {subject}: the closest plan, {plan_words(closest)}, {miss_text}."
 

@@ -120,7 +120,10 @@ def verdict_sentence(estimate: Estimate) -> str:
 
 def _unpriced_words(estimate: Estimate) -> str:
     unpriced = "; ".join(estimate.setup.unpriced)
-    return f", and more for what is not priced: {unpriced}" if unpriced else ""
+    more = f", and more for what is not priced: {unpriced}" if unpriced else ""
+    overpriced = "; ".join(estimate.setup.overpriced)
+    less = f", and less, as not all that is priced is taken: {overpriced}" if overpriced else ""
+    return more + less
 
 
 def budget_sentence(estimate: Estimate, budget: int, verdict: Verdict) -> str:
@@ -148,6 +151,8 @@ def batch_sentence(estimate: Estimate) -> str:
     largest, safe = estimate.max_batch, estimate.safe_batch
     if estimate.gpu is None or largest is None:
         return ""
+    if largest == 0 and estimate.setup.overpriced:
+        return "none for what is priced"
     if largest == 0:
         return "none: not even a batch of 1 fits"
     if largest >= MAX_BATCH:
@@ -312,6 +317,8 @@ def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
         items.append(f"frozen: {', '.join(setup.freeze)}")
     if setup.frozen_parts:
         items.append(f"parts that do not train: {', '.join(setup.frozen_parts)}")
+    if setup.float32_weights:
+        items.append(f"made float32: {', '.join(setup.float32_weights)}")
     items.append(_LOOPS[setup.loop])
     items.extend(_parallelism_items(setup))
     versions = setup.software.to_dict()

@@ -121,14 +121,14 @@ def advise(
         **options,
     )
     # plans are looked for among what is priced; what is not weighs on all of them alike
-    unpriced = profile.setup.unpriced
-    profile.setup = replace(profile.setup, unpriced=())
+    named = profile.setup
+    profile.setup = replace(named, unpriced=(), overpriced=())
     finder = Finder(Probe(profile, place, vary=("batch",)), samples)
     freedom = Freedom.ANY if any_precision else Freedom.KEPT
     if not any_precision and setup is None and not names_precision(profile.setup, options):
         freedom = Freedom.OPEN
     advice = _Search(finder, freedom).advice()
-    return replace(advice, unpriced=unpriced)
+    return replace(advice, unpriced=named.unpriced, overpriced=named.overpriced)
 
 
 def names_precision(setup: Setup, options: Mapping[str, Any]) -> bool:

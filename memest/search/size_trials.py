@@ -128,6 +128,9 @@ class SizeTrials:
         peaks = peaks_of(self._target, run, stream, self._replays.of(stream))
         unpriced = "; ".join(run.setup.unpriced)
         words = [f"not priced, so nothing is safe: {unpriced}"] if unpriced else []
+        if run.setup.overpriced:
+            overpriced = "; ".join(run.setup.overpriced)
+            words.append(f"the run takes less than is priced, so more may fit: {overpriced}")
         return [*words, *run_notes(run), *paged_notes(self._target, peaks)]
 
     def curve(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from memest.readers.scripts.expressions import Expressions, Names, as_text
 from memest.readers.scripts.source import Source
 from memest.readers.scripts.things import Call, Class, Function, Namespace, Symbol, Unknown, Value
 
-__all__ = ["Calls", "root_of"]
+__all__ = ["COPIES_OF_WEIGHTS", "WRAPPERS", "Calls", "is_over_weights", "root_of"]
 
 _MAX_CALLS = 25
 _GPU_QUESTIONS = frozenset(
@@ -35,7 +36,7 @@ _SAME = frozenset(
     add_argument_group add_mutually_exclusive_group""".split()
 )
 """Methods that return what they are called on."""
-_WRAPPERS = frozenset(
+WRAPPERS = frozenset(
     """compile DataParallel DistributedDataParallel FullyShardedDataParallel FSDP get_peft_model
     prepare_model_for_kbit_training prepare_model_for_int8_training prepare_model prepare
     setup_chat_format setup setup_module replace_linear freeze_model convert_to_float8_training
@@ -43,6 +44,13 @@ _WRAPPERS = frozenset(
     train_on_responses_only""".split()
 )
 """Functions and methods that return the model they are given."""
+COPIES_OF_WEIGHTS = "?copies of weights"
+"""In place of a path: a copy of each weight, made in a loop over them."""
+_CHANGES_OF_PARTS = frozenset(
+    """to half bfloat16 float double append insert extend add_module register_module update
+    update_from_string reset_parameters""".split()
+)
+"""Methods that change a part of a model, ``model.lm_head.to(torch.float32)``."""
 _RUNNERS = frozenset(("Fire", "run", "notebook_launcher"))
 """Functions that call the one they are given: Fire's, Typer's, accelerate's."""
 
@@ -52,7 +60,7 @@ def root_of(data: Any) -> Any:
     seen = 0
     while isinstance(data, Call) and seen < 50:
         seen += 1
-        if data.name in _WRAPPERS:
+        if data.name in WRAPPERS:
             inner = data.argument(0, "model", "module", "trainer")
         elif data.name == "from_pretrained" and data.maker.startswith("PeftModel"):
             inner = data.argument(0, "model")
@@ -89,6 +97,7 @@ class Calls(Expressions):
         self._owners: list[str] = []
         self._active: list[Function] = []
         self._returns: list[list[Value]] = []
+        self._loops_over_weights = 0
 
     def follow(self, statements: Sequence[ast.stmt], names: Names) -> bool:
         """Follow statements; True where one of them leaves the function for certain."""
@@ -103,18 +112,45 @@ class Calls(Expressions):
         is_argv = isinstance(value.data, Symbol) and value.data.path == "sys.argv"
         return Value(list(self._argv)) if is_argv else value
 
+    def _comprehension(self, node: ast.ListComp | ast.DictComp, names: Names) -> Value:
+        """Its calls are made for every item; what it makes cannot be told."""
+        inner = Names(names)
+        over_weights = False
+        for generator in node.generators:
+            over_weights |= is_over_weights(self.value_of(generator.iter, inner))
+            for each in ast.walk(generator.target):
+                if isinstance(each, ast.Name):
+                    inner.own[each.id] = self.unknown(each, f"{each.id} of a loop")
+            for condition in generator.ifs:
+                self.value_of(condition, inner)
+        self._loops.append(node.lineno)
+        self._loops_over_weights += over_weights
+        parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+        for part in parts:
+            self.value_of(part, inner)
+        self._loops.pop()
+        self._loops_over_weights -= over_weights
+        return self.unknown(node)
+
+    _listcomp = _setcomp = _generatorexp = _dictcomp = _comprehension
+
     def call(self, node: ast.Call, names: Names) -> Value:
         """What a call returns; one of a library is written down."""
         arguments, keywords = self._arguments(node, names)
         if isinstance(node.func, ast.Attribute):
             base = self.value_of(node.func.value, names)
             if not isinstance(base.data, Symbol):
+                self._note_part(node, base, names, arguments)
                 return self._method(node, base, node.func.attr, arguments, keywords)
             target: Any = Symbol(f"{base.data.path}.{node.func.attr}")
         else:
             is_builtin = isinstance(node.func, ast.Name) and names.find(node.func.id) is None
             if is_builtin and isinstance(node.func, ast.Name):
+                self._note_setattr(node.func.id, node, arguments)
                 value = self.builtin(node.func.id, node, arguments, keywords)
+                if value is None and not hasattr(builtins, node.func.id):
+                    # of a file that is not read: from x import *
+                    self._note(f"?.{node.func.id}", node.lineno, arguments, keywords)
                 return self.unknown(node) if value is None else value
             target = self.value_of(node.func, names).data
         return self._called(node, target, arguments, keywords)
@@ -212,6 +248,8 @@ class Calls(Expressions):
             return self._of_plain(node, base, name, arguments)
         if isinstance(data, Call) and name in data.attributes:
             return self._called(node, data.attributes[name].data, arguments, keywords)
+        if name == "clone" and self._loops_over_weights:
+            self._note(COPIES_OF_WEIGHTS, node.lineno, arguments, keywords)
         call = self._note(name, node.lineno, arguments, keywords, receiver=data)
         if isinstance(data, Call):
             parsed = self._of_parser(data, call)
@@ -222,6 +260,30 @@ class Calls(Expressions):
         return (
             self.unknown(node) if isinstance(data, Unknown) and name != "prepare" else Value(call)
         )
+
+    def _note_setattr(self, name: str, node: ast.Call, arguments: list[Value]) -> None:
+        if name == "setattr" and len(arguments) == 3 and isinstance(arguments[1].data, str):
+            entry, base = f"={arguments[1].data}", arguments[0].data
+            self._note(entry, node.lineno, arguments[2:], {}, receiver=base)
+
+    def _note_part(self, node: ast.Call, base: Value, names: Names, arguments: list[Value]) -> None:
+        """A change of a part, ``model.lm_head.float()``, as if something were put there."""
+        func: ast.expr = node.func
+        if not isinstance(base.data, Unknown) or not isinstance(func, ast.Attribute):
+            return
+        if func.attr not in _CHANGES_OF_PARTS:
+            return
+        parts: list[str] = []
+        func = func.value
+        while isinstance(func, (ast.Attribute, ast.Subscript)):
+            if isinstance(func, ast.Attribute):
+                parts.append(func.attr)
+            func = func.value
+            whole = self.value_of(func, names).data
+            if isinstance(whole, Call) and parts:
+                path = ".".join(reversed(parts))
+                self._note(f"={path}", node.lineno, arguments, {}, receiver=whole)
+                return
 
     def _of_plain(self, node: ast.Call, base: Value, name: str, arguments: list[Value]) -> Value:
         data = base.data
@@ -376,6 +438,18 @@ class Calls(Expressions):
         )
         self.calls.append(call)
         return call
+
+
+def is_over_weights(value: Value) -> bool:
+    """Whether what is looped over are the weights of a model."""
+    data = value.data
+    while isinstance(data, Call) and data.name in ("items", "values"):
+        data = data.receiver
+    return (
+        isinstance(data, Call)
+        and data.name in ("parameters", "named_parameters", "state_dict")
+        and data.receiver is not None
+    )
 
 
 def _bound(method: Function, made: Call) -> Function:

@@ -15,6 +15,7 @@ from memest.readers.values import (
     KeyOrigin,
     Level,
     Remark,
+    Saving,
     option_called,
 )
 
@@ -153,7 +154,7 @@ class CallDocument:
         hint = f"; {option.flags[0]} says it" if option is not None else ""
         why = f"cannot be told without running ({data.why}): priced as if it were not there{hint}"
         saves = last in _SAVING_KEYS or isinstance(self._unmodelled_keys.get(last), Bounded)
-        self.miss(line, key, Bounded(why) if saves else why)
+        self.miss(line, key, Saving(why) if saves else why)
 
     def take_over(self, other: CallDocument) -> None:
         """Keep what another document says of its own values, not the values."""

@@ -11,7 +11,7 @@ import ast
 from collections.abc import Iterable, Sequence
 
 from memest.errors import ConfigError
-from memest.readers.scripts.calling import Calls, root_of
+from memest.readers.scripts.calling import Calls, is_over_weights, root_of
 from memest.readers.scripts.command_line import CommandLine
 from memest.readers.scripts.expressions import Names, as_text
 from memest.readers.scripts.source import Source
@@ -166,9 +166,11 @@ class Follower(Calls):
         return self.unknown(test, f"{name} depends on: {as_text(test)}")
 
     def _do_for(self, node: ast.For | ast.AsyncFor, names: Names) -> None:
-        self.value_of(node.iter, names)
+        over_weights = is_over_weights(self.value_of(node.iter, names))
         self._forget(node.target, names)
+        self._loops_over_weights += over_weights
         self._loop(node, names)
+        self._loops_over_weights -= over_weights
 
     _do_asyncfor = _do_for
 

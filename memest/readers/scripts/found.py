@@ -68,6 +68,13 @@ class Found:
         """Further trainers."""
         return tuple(each for each in self.calls if _trains(each) and each is not self.trainer)
 
+    @property
+    def adapts(self) -> bool:
+        """Whether adapters are put beside the model."""
+        config = self.trainer.keywords.get("peft_config") if self.trainer is not None else None
+        named = config is not None and config.data is not None
+        return named or any(self.named("get_peft_model", "add_adapter"))
+
     def early(self, calls: tuple[Call, ...]) -> tuple[Call, ...]:
         """Those of some calls that are made until the training ends."""
         places = {id(call): place for place, call in enumerate(self.calls)}

@@ -13,12 +13,13 @@ from memest.readers.scripts.unsloth import is_unsloth, read_unsloth
 from memest.readers.training_arguments import (
     IGNORED_KEYS,
     MODELS,
+    SCRIPT_KEYS,
     UNMODELLED_KEYS,
     read_checkpointing,
     read_peft_adapter,
     read_script_spellings,
 )
-from memest.readers.values import Bounded, DocumentReading
+from memest.readers.values import DocumentReading, Saving, option_called
 
 __all__ = ["is_old_trl", "read_adapter", "read_loading"]
 
@@ -39,12 +40,12 @@ _TABLE = KeyTable(
         }
     ),
     unmodelled_keys={
-        "max_memory": Bounded("weights are placed on several devices"),
-        "offload_folder": Bounded("weights are placed on several devices"),
+        "max_memory": Saving("weights are placed on several devices"),
+        "offload_folder": Saving("weights are placed on several devices"),
         "output_hidden_states": "every layer's output is kept with the outputs",
         "output_attentions": "every layer's attention is kept with the outputs",
         "reference_compile": "compilation",
-        "tp_plan": Bounded("weights are shared between GPUs; --tp says it"),
+        "tp_plan": Saving("weights are shared between GPUs; --tp says it"),
     },
 )
 """Arguments of ``from_pretrained`` and of a config's."""
@@ -103,7 +104,7 @@ def _load(document: CallDocument, load: Call) -> str | None:
         if key == "quantization_config" and isinstance(value.data, Call):
             _quantization(document, value.data)
         elif key not in names and key != "**":
-            document.put(key, value, load)
+            _put(document, key, value, load)
         elif key == "**":
             document.miss(load.line, load.path, "further arguments cannot be told: **")
     kind = load.maker
@@ -119,9 +120,30 @@ def _config(document: CallDocument, config: Call) -> None:
     if config.name == "from_pretrained" and name is not None:
         if MODEL_KEY not in document:
             document.put(MODEL_KEY, name, config)
-        document.put_all(config, without=("pretrained_model_name_or_path",))
+        for key, value in config.keywords.items():
+            if key == "**":
+                document.miss(config.line, config.name, "further arguments cannot be told: **")
+            elif key != "pretrained_model_name_or_path":
+                _put(document, key, value, config)
     else:
         document.miss(config.line, config.path, "values of a configuration that is made here")
+
+
+_NO_ENTRIES = frozenset(
+    (*_TABLE.ignored_keys, *_TABLE.unmodelled_keys, *_TABLE.options, *IGNORED_KEYS)
+) | frozenset((*UNMODELLED_KEYS, *SCRIPT_KEYS))
+"""Arguments of a load that are no entries of the model's configuration."""
+
+
+def _put(document: CallDocument, key: str, value: Value, call: Call) -> None:
+    """An argument of a load; what nobody knows is an entry of the model's configuration."""
+    own = option_called(key) is not None or "checkpointing" in key
+    if own or key in _NO_ENTRIES or is_unsloth(call):
+        document.put(key, value, call)
+    else:
+        document.used.update(value.given)
+        why = "an entry of the model's configuration: the model is priced without it"
+        document.miss(call.line, key, why)
 
 
 def _quantization(document: CallDocument, config: Call) -> None:
@@ -180,6 +202,14 @@ def _change(document: CallDocument, found: Found) -> None:
             document.put("gradient_checkpointing", call.arguments[0], call)
         elif call.path == "torch.compile" and first is not None:
             document.put("torch_compile", Value(True), call)
+            for name in ("mode", "backend"):
+                if (value := call.keywords.get(name)) is not None:
+                    document.put(f"torch_compile_{name}", value, call)
+        elif call.path in ("=config._attn_implementation", "=_attn_implementation"):
+            document.put("attn_implementation", call.arguments[0], call)
+    for call in found.on_model("set_attn_implementation"):
+        if (value := call.argument(0, "attn_implementation")) is not None:
+            document.put("attn_implementation", value, call)
     for call in found.on_model("gradient_checkpointing_enable", "gradient_checkpointing_disable"):
         on = call.name.endswith("enable")
         document.put("gradient_checkpointing", Value(on), call)
@@ -196,11 +226,11 @@ def _change(document: CallDocument, found: Found) -> None:
             or not isinstance(root_of(call.receiver), Call)
         ):
             continue
-        dtype = call.argument(0, "dtype")
         if call.name in _DTYPES:
             document.put("dtype", Value(_DTYPES[call.name]), call)
-        elif dtype is not None and isinstance(dtype.data, Symbol) and "float" in dtype.data.name:
-            document.put("dtype", dtype, call)
+        for dtype in (call.argument(0, "dtype"), call.argument(1)):
+            if dtype is not None and isinstance(dtype.data, Symbol) and "float" in dtype.data.name:
+                document.put("dtype", dtype, call)
 
 
 def is_old_trl(found: Found) -> bool:
@@ -232,7 +262,7 @@ def read_adapter(found: Found) -> tuple[DocumentReading, set[str]]:
     for call in found.named(*names):
         if call not in of_model:
             why = "adapters of a model that cannot be told: all weights are priced"
-            document.miss(call.line, call.name, Bounded(why))
+            document.miss(call.line, call.name, Saving(why))
     for call in of_model:
         if call.library == "unsloth" or call.maker.startswith("Fast"):
             continue
@@ -266,12 +296,12 @@ def _adapter(document: CallDocument, value: Value | None, call: Call) -> Documen
             else ("adapters that cannot be told without running")
         )
         document.miss(
-            call.line, call.name, Bounded(f"{why}: all weights are priced; --peft lora says it")
+            call.line, call.name, Saving(f"{why}: all weights are priced; --peft lora says it")
         )
     elif kind is None and config.path == "trl.get_peft_config":
         document.ignore(config.line, config.name, "of the arguments of ModelConfig")
     elif kind is None:
-        document.miss(config.line, config.name, Bounded("adapters that memest does not know"))
+        document.miss(config.line, config.name, Saving("adapters that memest does not know"))
     else:
         document.put_all(config, without=("base_model_name_or_path",))
         document.say("peft_type", kind, config.line)

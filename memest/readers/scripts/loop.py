@@ -9,12 +9,12 @@ from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.found import Found
 from memest.readers.scripts.lengths import put_lengths
 from memest.readers.scripts.things import Call, Symbol, Unknown, Value
-from memest.readers.values import Bounded, DocumentReading
+from memest.readers.values import Bounded, DocumentReading, Saving
 
 __all__ = ["read_loop"]
 
 _PLUGINS = {
-    "fsdp_plugin": Bounded("FSDP of the script is not read: priced whole; --fsdp says it"),
+    "fsdp_plugin": Saving("FSDP of the script is not read: priced whole; --fsdp says it"),
     "deepspeed_plugin": "DeepSpeed of the script is not read; --deepspeed says it",
     "gradient_accumulation_plugin": "how gradients add up; --grad-accum says it",
     "dynamo_plugin": Bounded("compilation; --torch-compile says it"),
@@ -89,12 +89,30 @@ def _batch(document: CallDocument, found: Found) -> None:
             document.say("batch", _SAMPLES, call.line)
         else:
             document.put("batch", value, _always(call))
+    _evaluation(document, found, [call for call in loaders if call not in shuffling])
     if not loaders:
         document.miss(
             0,
             "batch",
             "nothing that can be told makes batches: 8 samples are taken; --batch says it",
         )
+
+
+def _evaluation(document: CallDocument, found: Found, loaders: list[Call]) -> None:
+    """What evaluates with larger batches than it trains with, or keeps what it evaluates.
+
+    Training holds logits and their gradients at once, an evaluation the logits alone: twice as many
+    samples take no more.
+    """
+    batch = document.get("batch")
+    for call in loaders:
+        value = call.argument(1, "batch_size")
+        size = None if value is None else value.data
+        if isinstance(size, int) and isinstance(batch, int) and size > 2 * batch:
+            document.miss(call.line, "batch_size", f"{size} samples at once besides the training")
+    for call in found.named("gather_for_metrics"):
+        document.miss(call.line, call.name, "what an evaluation gathers from all GPUs and keeps")
+        return
 
 
 def _always(call: Call) -> Call:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from memest.readers.mapping import DocumentKeys
 from memest.readers.scripts.calling import root_of
 from memest.readers.scripts.calls import SCRIPT_LOOPS
+from memest.readers.scripts.changes import read_changes
 from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.found import Found
 from memest.readers.scripts.things import Call, Unknown
 from memest.readers.scripts.unsloth import is_unsloth
-from memest.readers.values import Bounded, DocumentReading
+from memest.readers.values import Bounded, DocumentReading, Saving
 
 __all__ = ["read_remarks"]
 
@@ -27,6 +28,7 @@ def read_remarks(found: Found) -> tuple[DocumentReading, set[str]]:
     _other_models(document, found)
     _others(document, found)
     _of_model(document, found)
+    read_changes(document, found)
     lines = [*found.gpu_questions, *_questions_of_unsloth(found)]
     for line in lines[:1]:
         document.miss(
@@ -107,25 +109,29 @@ def _others(document: CallDocument, found: Found) -> None:
             document.ignore(call.line, "generate", _BEHIND)
     for call in found.named(*_SHARDERS):
         why = "FSDP of the script is not read: priced whole on one GPU; --fsdp says it"
-        document.miss(call.line, call.name, Bounded(why))
+        document.miss(call.line, call.name, Saving(why))
 
 
 def _of_model(document: CallDocument, found: Found) -> None:
     """Changes of the model that no option has."""
     for call in found.on_model("resize_token_embeddings"):
         document.miss(call.line, call.name, "a few rows of the embeddings")
-    frozen = [
-        call
-        for call in found.calls
-        if call.path in ("=requires_grad", "requires_grad_")
-        and call.arguments
-        and call.arguments[0].data is False
-    ]
+    frozen = (
+        []
+        if found.adapts
+        else [
+            call
+            for call in found.calls
+            if call.path in ("=requires_grad", "requires_grad_")
+            and call.arguments
+            and call.arguments[0].data is False
+        ]
+    )
     for call in frozen[:1]:
         document.miss(
             call.line,
             "requires_grad",
-            Bounded("parameters are frozen: all are priced as training; --freeze says it"),
+            Saving("parameters are frozen: all are priced as training; --freeze says it"),
         )
 
 

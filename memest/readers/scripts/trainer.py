@@ -106,6 +106,9 @@ def _own_parts(document: CallDocument, trainer: Call) -> None:
             "predictions of the evaluation pile up on the GPU: priced without; --eval-samples "
             "says it",
         )
+    if "optimizer_cls_and_kwargs" in trainer.keywords:
+        why = "an optimizer of the script's own: priced is that of the arguments; --optim says it"
+        document.miss(trainer.line, "optimizer_cls_and_kwargs", why)
     optimizers = trainer.keywords.get("optimizers")
     if optimizers is not None:
         _optimizer(document, optimizers.data, trainer)

@@ -13,7 +13,7 @@ from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.found import Found
 from memest.readers.scripts.things import Call, Value
 from memest.readers.training_arguments import MODELS, read_checkpointing
-from memest.readers.values import Bounded
+from memest.readers.values import Bounded, Saving
 
 __all__ = ["CONFIG_DEFAULTS", "is_unsloth", "read_unsloth"]
 
@@ -49,9 +49,9 @@ _TABLE = KeyTable(
         "float32_mixed_precision": "trained weights in float32",
         "resize_model_vocab": "rows of the embeddings",
         "target_parameters": "LoRA on parameters that are not modules",
-        "offload_embedding": Bounded("the embedding stays on the host"),
-        "unsloth_tiled_mlp": Bounded("the MLP works in tiles"),
-        "offload_layers": Bounded("layers move to the host"),
+        "offload_embedding": Saving("the embedding stays on the host"),
+        "unsloth_tiled_mlp": Saving("the MLP works in tiles"),
+        "offload_layers": Saving("layers move to the host"),
         "unsloth_force_compile": Bounded("compilation"),
     },
 )
@@ -107,7 +107,7 @@ def read_unsloth(document: CallDocument, found: Found, load: Call) -> DocumentKe
     document.miss(
         load.line,
         "Unsloth",
-        Bounded(
+        Saving(
             "its kernels keep less for backward, and its loss works in chunks: priced are those of "
             "transformers and peft, and all logits at once"
         ),
@@ -176,7 +176,7 @@ def _checkpointing(document: CallDocument, adapter: Call | None, load: Call) -> 
             document.miss(
                 call.line,
                 "use_gradient_checkpointing",
-                Bounded("unsloth: checkpoints move to the host; priced are those that stay"),
+                Saving("unsloth: checkpoints move to the host; priced are those that stay"),
             )
     elif how is False:
         document.say("gradient_checkpointing", False, call.line)
@@ -203,7 +203,7 @@ def _adapter(document: CallDocument, call: Call | None) -> tuple[dict[str, objec
         document.miss(
             call.line,
             "get_peft_model",
-            Bounded("under a condition that cannot be told: all weights are priced"),
+            Saving("under a condition that cannot be told: all weights are priced"),
         )
         return None
     part = CallDocument(document.source, "transformers")
@@ -216,6 +216,12 @@ def _adapter(document: CallDocument, call: Call | None) -> tuple[dict[str, objec
     values: dict[str, object] = {
         name: part.get(name) for name in names if part.get(name) is not None
     }
+    targets = values.get("target_modules")
+    if isinstance(targets, list) and "embed_tokens" in targets:
+        # llama.py: it trains whole
+        saved = values.get("modules_to_save")
+        values["target_modules"] = [name for name in targets if name != "embed_tokens"]
+        values["modules_to_save"] = [*(saved if isinstance(saved, list) else []), "embed_tokens"]
     selects = [name for name in _TARGET_SWITCHES if name in call.keywords]
     if "target_modules" not in values and "target_modules" not in call.keywords:
         values["target_modules"] = "all-linear" if selects else list(_TARGETS)

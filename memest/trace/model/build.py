@@ -30,7 +30,7 @@ from memest.trace.model.adjust import adjust_config
 from memest.trace.model.factories import call_factory, container, import_reference
 from memest.trace.model.packed import packed_layers
 from memest.trace.model.parts import parameters_of_parts
-from memest.trace.model.quantization import companions, num_elements
+from memest.trace.model.quantization import companions, is_quantized, num_elements
 from memest.trace.model.tasks import choose_head, task_of_class
 from memest.trace.model.twins import twin_of
 
@@ -40,6 +40,7 @@ __all__ = [
     "count",
     "freeze",
     "from_factory",
+    "make_float32",
     "move_to_meta",
     "of_module",
     "put_into_training",
@@ -388,6 +389,35 @@ def freeze(model: torch.nn.Module, setup: Setup) -> None:
             near = closest(pattern, names) or names[:3]
             raise ConfigError(
                 f"--freeze {pattern!r} matches no parameter. Names look like: {', '.join(near)}."
+            )
+
+
+def make_float32(model: torch.nn.Module, setup: Setup) -> None:
+    """Make the weights that ``--float32-weights`` names float32, as scripts do after loading.
+
+    Packed weights stay packed.
+
+    Raises:
+        ConfigError: a pattern that matches nothing.
+    """
+    packed = {id(module.weight) for module in model.modules() if is_quantized(module)}
+    parameters = [
+        (name, parameter)
+        for name, parameter in model.named_parameters()
+        if parameter.dtype.is_floating_point and id(parameter) not in packed
+    ]
+    for pattern in setup.float32_weights:
+        matches = [
+            parameter
+            for name, parameter in parameters
+            if (parameter.requires_grad if pattern == "trainable" else re.search(pattern, name))
+        ]
+        for parameter in matches:
+            parameter.data = parameter.data.to(torch.float32)
+        if not matches:
+            names = ", ".join(name for name, _ in parameters[:3])
+            raise ConfigError(
+                f"--float32-weights {pattern!r} matches no weight. Names look like: {names}."
             )
 
 

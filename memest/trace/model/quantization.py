@@ -381,7 +381,7 @@ def prepare_kbit(model: Any, loading: Loading, setup: Setup) -> list[str]:
         id(p): dtypes_before[id(p)] for p in model.parameters() if p.dtype != dtypes_before[id(p)]
     }
     note = (
-        "prepare_model_for_kbit_training makes float32 of what is not quantised; "
+        "prepare_model_for_kbit_training makes float32 of everything that is not quantised; "
         "--no-prepare-kbit leaves it out"
     )
     return [note] if loading.cast_from else []

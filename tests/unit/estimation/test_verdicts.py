@@ -14,6 +14,7 @@ from memest.estimation.verdict import verdict_for
 from memest.replay.conf import parse_alloc_conf
 from memest.replay.replay import replay
 from memest.report.result import Verdict
+from memest.report.tables import advice_sentence
 from memest.report.words import gpu_sentence, verdict_sentence
 from memest.units import GIB, MIB
 
@@ -145,3 +146,32 @@ def test_every_face_has_every_verdict():
     assert words == set(VERDICT_COLOURS) == set(VERDICT_ICONS)
     assert set(Verdict) == set(VERDICT_STYLES) == set(_CHIPS)
     assert all(HeatMark.of(verdict) in HeatMark for verdict in Verdict)
+
+
+FREEZE = "run.yaml:unfrozen_parameters: only these train"
+
+
+def test_what_is_priced_and_not_taken_is_no_reason_not_to_fit():
+    answer = memest.estimate(BERT, **QUESTION, gpu_memory="6GiB", overpriced=[FREEZE])
+    assert answer.verdict is Verdict.CANNOT_SAY
+    assert answer.to_dict()["verdict_reason"] == f"the run takes less than is priced: {FREEZE}"
+    assert within(answer, GIB) is Verdict.CANNOT_SAY
+    assert within(answer, 80 * GIB) is Verdict.FITS
+    assert f"and less, as not all that is priced is taken: {FREEZE}." in verdict_sentence(
+        memest.estimate(BERT, **QUESTION, overpriced=[FREEZE])
+    )
+
+
+def test_what_fits_although_it_takes_less_fits():
+    answer = memest.estimate(BERT, **QUESTION, gpu="a100-80gb", overpriced=[FREEZE])
+    assert answer.verdict is Verdict.FITS
+    advice = memest.advise(BERT, effective_batch=8, gpu="a100-80gb", overpriced=[FREEZE])
+    assert (advice.verdict, advice.overpriced) == (Verdict.FITS, (FREEZE,))
+
+
+def test_no_plan_among_what_is_priced_is_no_answer_either():
+    advice = memest.advise(BERT, effective_batch=8, gpu_memory="1GiB", overpriced=[FREEZE])
+    assert (advice.plans, advice.verdict) == ((), Verdict.CANNOT_SAY)
+    assert advice_sentence(advice).startswith("Cannot say:")
+    result = memest.max_batch(BERT, gpu_memory="1GiB", overpriced=[FREEZE])
+    assert any("more may fit" in note for note in result.notes)

@@ -158,7 +158,7 @@ def test_what_a_script_does_not_know_is_told(examples):
         ("llamafactory-cli chat a.yaml", "does not train"),
         ("axolotl train", "names no configuration"),
         ("tune run full_finetune_single_device --config llama3_1/8B_full", "tune cp llama3_1"),
-        ("bash run.sh", "no shell scripts"),
+        ("bash run.sh", "not on this machine"),
         ("torchrun --nproc_per_node=many train.py", "not a whole number"),
         ("torchrun --nproc_per_node=0 train.py", "out of range"),
         ("trl sft --config not-there.yaml", "is not there"),

@@ -512,3 +512,81 @@ def test_reading_is_quick_and_loads_no_torch():
     start = time.perf_counter()
     memest.read_config(SCRIPTS / "unsloth_colab.ipynb")
     assert time.perf_counter() - start < 0.5
+
+
+def read(folder, text):
+    path = folder / "train.py"
+    path.write_text(text)
+    return memest.read_config(path)
+
+
+LOADED = """
+import copy, torch
+from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
+from peft import LoraConfig, get_peft_model
+model = AutoModelForCausalLM.from_pretrained("gpt2")
+{}
+Trainer(model, TrainingArguments("o", per_device_train_batch_size=2), train_dataset=d).train()
+"""
+MORE = {
+    "ema = copy.deepcopy(model)": "deepcopy: copies of the weights",
+    "best = copy.deepcopy(model.state_dict())": "deepcopy",
+    "ema = torch.optim.swa_utils.AveragedModel(model)": "AveragedModel",
+    "ema = ModelEmaV3(model, decay=0.99)": "ModelEmaV3",
+    "shadow = {n: p.clone() for n, p in model.named_parameters()}": "copies of the weights",
+    "for p in model.parameters():\n    kept.append(p.detach().clone())": "copies of the weights",
+    "other = type(model)(model.config)": "a further model",
+    "model.config.num_hidden_layers = 6": "config.num_hidden_layers",
+    "model.config.update({'n_layer': 2})": "config",
+    "model.config.output_hidden_states = True": "every layer's output",
+    "model.lm_head = torch.nn.Linear(768, 300000)": "lm_head",
+    "model.lm_head.to(torch.float32)": "lm_head",
+    "model.transformer.h = model.transformer.h[:4]": "transformer.h",
+    "setattr(model, 'head', torch.nn.Linear(4, 4))": "head",
+    "model = patched(model)": "what it makes of the model",
+    "model.set_something(3)": "set_something",
+    "config = AutoConfig.from_pretrained('gpt2', n_layer=48)\n"
+    "model = AutoModelForCausalLM.from_config(config)": "n_layer: an entry",
+    "model = AutoModelForCausalLM.from_pretrained('gpt2', n_layer=2)": "n_layer: an entry",
+    "model = get_peft_model(model, LoraConfig(r=4))\n"
+    "for p in model.lm_head.parameters():\n    p.requires_grad = True": "more parameters train",
+    "model = torch.nn.DataParallel(model)": "a model on every GPU",
+}
+LESS = {
+    "model.freeze_encoder()": "freeze_encoder",
+    "for n, p in model.named_parameters():\n    p.requires_grad = 'head' in n": "which parameters",
+    "[p.requires_grad_(False) for p in model.transformer.parameters()]": "parameters are frozen",
+    "list(map(lambda p: setattr(p, 'requires_grad', False), model.parameters()))": "are frozen",
+}
+
+
+@pytest.mark.parametrize("code", MORE)
+def test_what_is_made_of_the_model_is_named(tmp_path, code):
+    run = read(tmp_path, LOADED.format(code))
+    assert any(MORE[code] in each for each in run.setup.unpriced), run.setup.unpriced
+
+
+@pytest.mark.parametrize("code", LESS)
+def test_what_does_not_train_is_named(tmp_path, code):
+    run = read(tmp_path, LOADED.format(code))
+    assert not run.setup.unpriced
+    assert any(LESS[code] in each for each in run.setup.overpriced), run.setup.overpriced
+
+
+@pytest.mark.parametrize(
+    ("code", "options"),
+    [
+        ("model.config._attn_implementation = 'eager'", {"attn_implementation": "eager"}),
+        ("model.set_attn_implementation('eager')", {"attn_implementation": "eager"}),
+        ("model = model.to('cuda', torch.bfloat16)", {"dtype": "bfloat16"}),
+        ("model = torch.compile(model, mode='default')", {"torch_compile_mode": "default"}),
+        ("print(sum(p.numel() for p in model.parameters()))", {}),
+        ("model.config.use_cache = False\nmodel.config.pad_token_id = 0", {"use_cache": False}),
+        ("def report(m):\n    print(m)\nreport(model)\nmodel.train()", {}),
+        ("model.enable_input_require_grads()\nmodel.print_trainable_parameters()", {}),
+    ],
+)
+def test_what_is_known_of_the_model_is_read(tmp_path, code, options):
+    run = read(tmp_path, LOADED.format(code))
+    assert run.setup.unpriced == run.setup.overpriced == ()
+    assert {name: run.options.get(name) for name in options} == options

@@ -654,7 +654,7 @@ def test_every_key_is_used_or_named(tmp_path_factory, name, document):
 
 
 def test_what_nobody_named_is_settled_by_naming_it():
-    command = "accelerate launch run_clm.py --model_name_or_path gpt2 --bf16"
+    command = "accelerate launch run_clm.py --model_name_or_path gpt2 --bf16 --block_size 8"
     assert "--num-gpus says it" in memest.read_command(command).setup.unpriced[0]
     run = memest.read_command(command, num_gpus=1)
     assert run.setup.unpriced == ()

@@ -39,8 +39,7 @@ def cut(snapshot, start: int):
 
 
 class TestRecordedByTorch:
-    @pytest.mark.slow("h100_lm3b_fp32_ctx256_fullstep")
-    @recorded
+    @for_each_recording(large_are_slow=True)
     def test_every_decision_is_the_recorded_one(self, path):
         """Each address, each driver call, each out of memory, and the blocks at the end."""
         for found in replay_snapshot(path):

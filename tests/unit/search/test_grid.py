@@ -84,7 +84,7 @@ def test_every_option_but_one_can_be_an_axis_in_every_spelling(option):
         Kind.WHOLE: "2", Kind.NUMBER: "2", Kind.SWITCH: "true", Kind.EITHER: "true",
         Kind.MODE: "full", Kind.LIST: "t4", Kind.TEXT: "1",
     }[option.kind]  # fmt: skip
-    value = "8GiB" if option.name == "gpu_memory" else value
+    value = "8GiB" if option.name in ("gpu_memory", "device_context") else value
     spelt = [flag for flag in option.flags if not flag.startswith("--no-")]
     for name in (*spelt, *(k for k in option.keywords if not k.startswith("no_"))):
         if option.name == "trust_remote_code" or option.panel is Panel.OWN_MODULE:

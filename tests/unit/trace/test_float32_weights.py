@@ -1,0 +1,83 @@
+"""Weights that scripts make float32 after loading: which, what they count, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import memest
+from memest.config.options import setup_from_options
+from memest.errors import ConfigError
+from memest.trace.model.build import make_float32
+
+NAMES = r"norm|emb"
+
+
+class Tiny(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb = torch.nn.Embedding(16, 8, dtype=torch.bfloat16)
+        self.norm = torch.nn.LayerNorm(8, dtype=torch.bfloat16)
+        self.out = torch.nn.Linear(8, 4, dtype=torch.bfloat16)
+        self.out.weight.requires_grad_(requires_grad=False)
+
+
+def dtypes(*patterns):
+    model = Tiny().to("meta")
+    make_float32(model, setup_from_options(dtype="bfloat16", float32_weights=patterns))
+    return {n for n, p in model.named_parameters() if p.dtype is torch.float32}
+
+
+def test_those_that_a_pattern_matches():
+    assert dtypes(NAMES) == {"emb.weight", "norm.weight", "norm.bias"}
+    assert dtypes() == set()
+
+
+def test_those_that_train():
+    assert dtypes("trainable") == {"emb.weight", "norm.weight", "norm.bias", "out.bias"}
+
+
+def test_a_pattern_that_matches_nothing_is_refused():
+    with pytest.raises(ConfigError, match=r"'head' matches no weight.*emb\.weight"):
+        dtypes("head")
+    with pytest.raises(ConfigError, match="not a regular expression"):
+        setup_from_options(float32_weights=("(",))
+
+
+@pytest.mark.parametrize("options", [{"zero": 2}, {"fsdp": "full_shard"}, {"pp": 2}])
+def test_who_shards_settles_dtypes(options):
+    with pytest.raises(ConfigError, match="--float32-weights is not priced beside"):
+        setup_from_options(num_gpus=2, dtype="bfloat16", float32_weights=(NAMES,), **options)
+
+
+def test_weights_gradients_and_states_follow():
+    """Llama-like models have tied embeddings once; Adam keeps two states of a weight's dtype."""
+    question = {"batch": 1, "seq_len": 32, "bf16": True, "dtype": "bfloat16"}
+    model = "HuggingFaceTB/SmolLM2-135M?num_hidden_layers=2"
+    plain, full, part = (
+        memest.estimate(model, **question, float32_weights=weights)
+        for weights in ((), ("trainable",), ("norm|embed_tokens|lm_head",))
+    )
+    float32 = memest.estimate(model, **{**question, "dtype": "float32"})
+
+    def weights_of(answer):
+        rows = {row.category: row.bytes for row in answer.breakdown}
+        return rows["parameters"], rows["optimizer states"]
+
+    assert weights_of(full) == weights_of(float32)
+    assert full.peak.allocated_bytes == float32.peak.allocated_bytes
+    assert plain.model.parameter_bytes < part.model.parameter_bytes < full.model.parameter_bytes
+
+
+def test_packed_weights_stay_packed():
+    pytest.importorskip("bitsandbytes")
+    question = {"batch": 1, "seq_len": 32, "lora_r": 4, "load_in_4bit": True, "bf16": True}
+    storage = {"bnb_4bit_quant_storage": "bfloat16", "prepare_kbit": False, "dtype": "bfloat16"}
+    model = "HuggingFaceTB/SmolLM2-135M?num_hidden_layers=2"
+    plain, full = (
+        memest.estimate(model, **question, **storage, float32_weights=weights, max_batch=False)
+        for weights in ((), (".",))
+    )
+    others = full.model.parameter_bytes - plain.model.parameter_bytes
+    assert 0 < others < plain.model.parameter_bytes * 2
+    assert full.model.parameter_bytes < 4 * plain.model.parameters
