@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import inspect
 import json
-import os
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,11 +29,9 @@ from memest.errors import ConfigError, DeviceError
 from memest.replay import AllocatorConf, load_snapshot, replay_snapshot
 from memest.replay.snapshot import TraceEvent
 from support.made_up_stream import made_up_stream
-from support.paths import SHARED
 from support.simulated_run import RealRun, record
+from support.snapshots import for_each_recording
 
-FOLDER = Path(os.environ.get("MEMEST_SNAPSHOTS", SHARED / "snapshots"))
-SNAPSHOTS = sorted(FOLDER.glob("*.pickle"))
 EXPANDABLE = AllocatorConf(expandable_segments=True)
 
 
@@ -118,11 +115,7 @@ def test_actions_of_releases_to_come_are_kept(tmp_path):
     assert read_history(tmp_path / "h").events == events
 
 
-@pytest.mark.slow(
-    "h100_lm3b_fp32_ctx128_fullstep", "qwen3_4gpu_expandable_oom", "h100_lm3b_fp32_ctx256_fullstep"
-)
-@pytest.mark.skipif(not SNAPSHOTS, reason="no recorded snapshots at hand")
-@pytest.mark.parametrize("path", SNAPSHOTS or [FOLDER], ids=lambda path: path.stem)
+@for_each_recording(large_are_slow=True)
 def test_a_recorded_snapshot_replays_from_its_history(tmp_path, path):
     """Address by address, with the same result as from the snapshot, in a hundredth of its size."""
     content = pickle.loads(path.read_bytes())
