@@ -266,10 +266,12 @@ def _reader(content: bytes, folder: Path) -> object:
 
     name, _, body = content.partition(b"\0")
     suffix = name.decode("latin-1").rpartition(".")[2]
-    suffix = suffix if suffix in ("yaml", "json", "toml", "py") else "yaml"
+    suffix = suffix if suffix in ("yaml", "json", "toml", "py", "ipynb", "sh") else "yaml"
     path = _write(folder, f"run.{suffix}", body)
-    reference = f"{path}:llama3_8b" if suffix == "py" else str(path)
-    return memest.read_config(reference, model="gpt2")
+    # a function of torchtitan's, else a script
+    reference = f"{path}:llama3_8b" if b"llama3_8b" in body else str(path)
+    with contextlib.chdir(folder):
+        return memest.read_config(reference, model="gpt2")
 
 
 def _launch_seeds() -> list[bytes]:
@@ -281,6 +283,9 @@ def _launch_seeds() -> list[bytes]:
         b"tune run lora_finetune_single_device --config x batch_size=2 model._component_=a.b.c",
         b"trl sft --model_name_or_path gpt2 --gradient_checkpointing --no_remove_unused_columns",
         b"llamafactory-cli train x.yaml", b"axolotl train x.yaml", b"accelerate launch 'unfinished",
+        b"NGPU=4 CONFIG_FILE=x.toml ./run_train.sh --training.no-enable-cpu-offload",
+        b"swift sft --model gpt2 --train_type lora --torch_dtype float16 --max_length 512",
+        b"python qlora.py --model_name_or_path gpt2 --bits 4 --source_max_len 16 --lora_modules all",
     ]  # fmt: skip
 
 

@@ -143,6 +143,9 @@ def files(tmp_path_factory) -> Path:
     notebook = notebook.replace("unsloth/llama-3-8b-bnb-4bit", few_layers(LLAMA))
     for name in ("colab.ipynb", "unsloth_colab.ipynb"):
         write(name, notebook)
+    launch = "accelerate launch --num_processes ${NODES:-1} train.py --bf16 --max_length 64"
+    for name in ("train.slurm", "train.sh"):
+        write(name, f"#SBATCH -N 1\n{launch} --model_name_or_path '{few_layers(LLAMA)}'\n")
     write("qlora.py", (READERS / "scripts/qlora.py").read_text(encoding="utf-8"))
     write("lengths.csv", "".join(f"{length}\n" for length in (504, 512) * 12))
     write("train.jsonl", '{"text": "a b a"}\n{"text": "b"}\n' * 8)
