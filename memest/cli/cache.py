@@ -37,7 +37,7 @@ _WORDS = {
     "num_labels": "{} labels",
     "freeze": "frozen: {}",
     "frozen_parts": "frozen: {}",
-    "float32_weights": "made float32: {}",
+    "cast_weights": "dtypes after loading: {}",
     "adapter": "{}",
     "quantization": "{}",
     "software": "{}",

@@ -543,18 +543,18 @@ def _check_precision(setup: TrainingOptions) -> None:
         and setup.dtype is Dtype.FLOAT16
         and (setup.adapter is None or not setup.adapter.autocast_adapter_dtype)
         and (not setup.master_weights and setup.loop is not Loop.PLAIN)
-        and not setup.float32_weights
+        and "trainable=float32" not in setup.cast_weights
         and not setup.distributed.in_half
     ):
         raise ConfigError(FP16_REFUSAL)
     shares_weights = setup.distributed.shares_model or setup.distributed.pp > 1
-    if setup.float32_weights and (
+    if setup.cast_weights and (
         shares_weights
         or setup.distributed.strategy in (Strategy.FSDP, Strategy.ZERO)
         or setup.master_weights
     ):
         raise ConfigError(
-            "--float32-weights is not priced beside --fsdp, --zero, --tp, --ep, --pp or "
+            "--cast-weights is not priced beside --fsdp, --zero, --tp, --ep, --pp or "
             "--master-weights, which settle the dtype of weights themselves: leave it out."
         )
     if setup.master_weights and setup.precision is not Precision.FP32:

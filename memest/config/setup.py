@@ -95,10 +95,10 @@ class Setup(TrainingOptions):
         set_field(self, "frozen_parts", _frozen_parts(self.frozen_parts))
         set_field(self, "unpriced", tuple(self.unpriced))
         set_field(self, "overpriced", tuple(self.overpriced))
-        set_field(self, "float32_weights", tuple(self.float32_weights))
+        set_field(self, "cast_weights", tuple(self.cast_weights))
         for flag, patterns in (
             ("--freeze", self.freeze),
-            ("--float32-weights", self.float32_weights),
+            ("--cast-weights", [names for names, _ in read_casts(self.cast_weights)]),
         ):
             for pattern in patterns:
                 try:
@@ -143,6 +143,27 @@ def _dtype_name(value: Any) -> Any:
     names = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16"}
     text = str(value).removeprefix("torch.")
     return names.get(text, value if isinstance(value, Dtype) else text)
+
+
+def read_casts(casts: Iterable[str]) -> list[tuple[str, Dtype]]:
+    """``NAMES=DTYPE`` as the names, ``trainable`` or a regular expression, and the dtype.
+
+    Raises:
+        ConfigError: there is no dtype behind the names.
+    """
+    out = []
+    for cast in casts:
+        names, _, dtype = str(cast).rpartition("=")
+        if not names or dtype not in _CAST_DTYPES:
+            raise ConfigError(
+                f"--cast-weights {cast!r} says no dtype: write trainable=float32, or a regular "
+                f"expression for the names, norm=float32. Legal: {', '.join(_CAST_DTYPES)}."
+            )
+        out.append((names, Dtype(dtype)))
+    return out
+
+
+_CAST_DTYPES = (Dtype.FLOAT32.value, Dtype.BFLOAT16.value, Dtype.FLOAT16.value)
 
 
 def _frozen_parts(parts: Iterable[str]) -> tuple[str, ...]:

@@ -281,11 +281,11 @@ class TrainingOptions:
         "PART",
         panel=Panel.MODEL,
     )
-    float32_weights: tuple[str, ...] = option(
+    cast_weights: tuple[str, ...] = option(
         (),
-        "Weights that are made float32 after loading: trainable, those that train; or a regular "
-        "expression, those whose name it matches. Repeatable.",
-        "PATTERN",
+        "Weights that get another dtype after loading: trainable=float32, those that train; "
+        "PATTERN=bfloat16, those whose name a regular expression matches. Repeatable.",
+        "NAMES=DTYPE",
         panel=Panel.MODEL,
     )
     adapter: Adapter | None = option(

@@ -158,7 +158,7 @@ def _prepared_base(keys: DocumentKeys) -> None:
     alone, and ``_prepare_model_for_quantization`` asks for ``load_in_4bit``: peft makes every
     weight float32, and axolotl makes norms and embeddings half-precision ones again.
     """
-    keys.set("float32_weights", (f"^(?!.*({_EMBEDDINGS}))",), "load_in_4bit")
+    keys.set("cast_weights", (f"^(?!.*({_EMBEDDINGS}))=float32",), "load_in_4bit")
     keys.miss(
         "load_in_4bit",
         Bounded(
@@ -189,8 +189,8 @@ def _upcasts(keys: DocumentKeys) -> None:
     ):
         return
     keys.default(
-        "float32_weights",
-        (rf"{_EMBEDDINGS}|\.gate\.",),
+        "cast_weights",
+        (rf"{_EMBEDDINGS}|\.gate\.=float32",),
         "norms, embeddings and head in full training with sdpa or eager attention",
     )
 

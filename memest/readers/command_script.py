@@ -201,8 +201,8 @@ def _note_script(keys: DocumentKeys, stem: str, arguments: Mapping[str, Any]) ->
     default = KeyOrigin(f"command: {stem}.py", Level.DEFAULT)
     if apart in _TASKS_OF_SCRIPTS:
         keys.set_at("task", _TASKS_OF_SCRIPTS[apart], default)
-    for option, value in _LENGTHS_OF_SCRIPTS.get(apart, {}).items():
-        keys.set_at(option, value, default)
+    for option, length in _LENGTHS_OF_SCRIPTS.get(apart, {}).items():
+        keys.set_at(option, length, default)
     if apart in _LENGTHS_OF_TOKENIZERS and not any(key in arguments for key in _LENGTH_KEYS):
         keys.set_at("seq_len", 1024, default)
         keys.miss(

@@ -179,7 +179,7 @@ def _hidden_launcher(command: Command, arguments: dict[str, Any]) -> list[Launch
     if command.launchers:
         return []
     if program.startswith("trl ") or program == "axolotl train":
-        names = _ACCELERATE_ARGUMENTS
+        names: tuple[str, ...] = _ACCELERATE_ARGUMENTS
         if program != "axolotl train":
             # TRL hands on what its own arguments do not have (accelerate_launcher.py)
             names = (*names, *_OF_LAUNCHER)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from memest.config.kinds import Attention
-from memest.readers.values import Bounded, Level, ReadValue, Remark
+from memest.readers.values import Bounded, Level, ReadValue, Remark, Saving
 
 __all__ = ["OPTIONS_OF_4BIT", "OPTIONS_OF_LORA", "values_that_act"]
 
@@ -107,7 +107,7 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
             drop(option, why)
     shared = any((_number(acting, name) or 1) > 1 for name in ("tp", "ep", "pp"))
     if zero or fsdp or shared:
-        drop("float32_weights", "who shards weights settles their dtype")
+        drop("cast_weights", "who shards weights settles their dtype")
     quantised = any(
         _is_on(acting, name) for name in ("load_in_4bit", "load_in_8bit", "quantization")
     )
@@ -174,7 +174,7 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
         if applies:
             drop(
                 "fused_loss",
-                Bounded(
+                Saving(
                     f"not priced {circumstance}: a cross entropy of all logits at once is taken"
                 ),
             )

@@ -152,7 +152,9 @@ def _method(keys: DocumentKeys) -> None:
         keys.default("ddp_find_unused_parameters", False, "with LoRA")
     if kind in ("lora", "oft") and not pure and compute and not keys.value_of("zero"):
         keys.default(
-            "float32_weights", ("trainable",), "what trains is made float32; pure_bf16 prevents it"
+            "cast_weights",
+            ("trainable=float32",),
+            "what trains is made float32; pure_bf16 prevents it",
         )
     if keys.value_of("predict_with_generate"):
         keys.miss(
@@ -235,6 +237,8 @@ def _quantization(keys: DocumentKeys, bits: int | None, compute: str | None) -> 
         keys.pass_over(("quantization_type", "double_quantization"), "no 4-bit base")
     if bits is None:
         return
+    if method is not None:
+        keys.ignore("quantization_method", "with quantization_bit")
     if method not in (None, "bnb", "bitsandbytes"):
         keys.miss("quantization_method", f"{method}: priced as bitsandbytes'")
     if bits not in (4, 8):

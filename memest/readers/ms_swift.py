@@ -269,7 +269,9 @@ def _training(keys: DocumentKeys, *, is_version_2: bool) -> None:
         all_linear = _adapters(keys, kind, is_version_2=is_version_2)
         parts = parts if all_linear else ()
         if keys.value_of("dtype") == "float16":
-            keys.default("float32_weights", ("trainable",), "what trains in float16 is made so")
+            keys.default(
+                "cast_weights", ("trainable=float32",), "what trains in float16 is made so"
+            )
     keys.pass_over(
         [key for key in keys.remaining if OF_OTHER_TUNERS.match(key)], f"tuner_type is {kind}"
     )

@@ -27,10 +27,10 @@ from memest.readers.values import (
     COPIES,
     UNKNOWN,
     DocumentReading,
+    Either,
     Level,
     ReadValue,
     Remark,
-    Saving,
     names_of,
 )
 from memest.report.result import Origin
@@ -197,7 +197,7 @@ def settle(
     sharded = acting.get("fsdp") or acting.get("zero")
     if sharded and "num_gpus" not in acting:
         not_modelled.append(
-            Remark("number of GPUs", Saving("nothing names it: 1 is taken; --num-gpus says it"))
+            Remark("number of GPUs", Either("nothing names it: 1 is taken; --num-gpus says it"))
         )
     not_modelled = list(dict.fromkeys((*not_modelled, *copies)))
     open_remarks = {
@@ -207,7 +207,8 @@ def settle(
     for name, remarks in open_remarks.items():
         if remarks:
             words = tuple(dict.fromkeys((*getattr(setup, name), *map(str, remarks))))
-            setup = replace(setup, **{name: words})
+            added: dict[str, Any] = {name: words}
+            setup = replace(setup, **added)
             acting[name] = ReadValue(name, words, "what is not modelled", Level.FILE)
     named_model = acting.get("model")
     return RunConfig(

@@ -132,6 +132,11 @@ def read_fsdp(
             part.miss("forward_prefetch", "the next unit is gathered ahead in forward")
         elif "forward_prefetch" in part.document:
             part.ignore("forward_prefetch", "off")
+        limits = part.take("limit_all_gathers")
+        if limits is not None and not is_on(limits):
+            part.miss("limit_all_gathers", "gathers run ahead without a limit")
+        elif limits is not None:
+            part.ignore("limit_all_gathers", "as it is priced")
         prefetch = part.take("backward_prefetch") or part.take("backward_prefetch_policy")
         if prefetch is not None:
             name = _first(part, "backward_prefetch", "backward_prefetch_policy")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -50,7 +51,9 @@ def find_launch(
     """
     launches: list[tuple[int, Command]] = []
     refusal: ConfigError | None = None
-    for each in commands_of(read_source(path, label), label, environment or {}, arguments):
+    text = read_source(path, label)
+    variables = {**_slurm_variables(text), **(environment or {})}
+    for each in commands_of(text, label, variables, arguments):
         words = _started(each.words)
         if not words:
             continue
@@ -80,6 +83,27 @@ def find_launch(
     [(line, command)] = launches
     _check_variables(command, f"{label}, line {line}", path)
     return command
+
+
+def _slurm_variables(text: str) -> dict[str, str]:
+    """What Slurm sets of a job by the directives in its batch file (sbatch(1), environment)."""
+    variables: dict[str, str] = {}
+    for line in re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE):
+        for pattern, names in _SLURM:
+            if match := pattern.match(line):
+                variables |= dict.fromkeys(names.split(), match[1])
+    return variables
+
+
+_SLURM = (
+    (re.compile(r"(?:-N|--nodes)[= ]?(\d+)\s*(?:#|$)"), "SLURM_NNODES SLURM_JOB_NUM_NODES"),
+    (
+        re.compile(r"(?:--gres[= ]gpu:|--gpus-per-node[= ])(?:[A-Za-z]\w*:)?(\d+)"),
+        "SLURM_GPUS_ON_NODE SLURM_GPUS_PER_NODE",
+    ),
+    (re.compile(r"--ntasks-per-node[= ](\d+)"), "SLURM_NTASKS_PER_NODE"),
+)
+"""Directives, and the variables that have their number."""
 
 
 def _started(words: Sequence[str]) -> list[str]:

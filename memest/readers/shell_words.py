@@ -7,6 +7,8 @@ does not set for certain stays in its word as it was written: ``$LOCAL_RANK``.
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +22,7 @@ UNSET = re.compile(r"\$(\(\.\.\.\)|\{[^}]*\}|[A-Za-z_]\w*|[0-9@*#?])")
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9]|[@*#?]")
 _BRACED = re.compile(r"([A-Za-z_]\w*|[0-9]|[@*#])(?:\[[@*]\])?(?:(:?[-=])(.*))?", re.DOTALL)
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
+_CONTINUED = re.compile(r"\\\r?\n")
 _HERE_DOCUMENT = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 _OPENING = frozenset("if for while until case select".split())
 _CLOSING = frozenset("fi done esac".split())
@@ -177,6 +180,9 @@ def _replaced(text: str, variables: Mapping[str, Value]) -> str:
             # a dollar sign that quotes or a backslash keep
             out.append("$")
             at = dollar + 2
+        elif text.startswith("$((", dollar) and (end := text.find("))", dollar)) > 0:
+            out.append(_sum(text[dollar + 3 : end], variables))
+            at = end + 2
         elif after == "{" and (end := text.find("}", dollar)) > 0:
             out.append(_braced(text[dollar + 2 : end], variables))
             at = end + 1
@@ -190,8 +196,51 @@ def _replaced(text: str, variables: Mapping[str, Value]) -> str:
     return "".join(out) + text[at:]
 
 
+def _sum(text: str, variables: Mapping[str, Value]) -> str:
+    """The value of whole numbers and variables added, multiplied and divided (2.6.4)."""
+    parts = []
+    for part in re.findall(r"\$?\{?[A-Za-z_]\w*\}?|\d+|[-+*/%()]", text):
+        name = part.strip("${}")
+        value = name if name.isdigit() or not name[:1].isidentifier() else variables.get(name)
+        if not isinstance(value, str) or (name[:1].isidentifier() and not value.isdigit()):
+            return f"${{{name}}}"
+        parts.append(value)
+    expression = "".join(parts).replace("/", "//")
+    if len(expression) > _MAX_SUM:
+        return "$(...)"
+    try:
+        return str(_whole(ast.parse(expression, mode="eval").body))
+    except (SyntaxError, ValueError, ZeroDivisionError, KeyError):
+        return "$(...)"
+
+
+def _whole(node: ast.expr) -> int:
+    if isinstance(node, ast.BinOp):
+        return int(_OPERATORS[type(node.op)](_whole(node.left), _whole(node.right)))
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    raise ValueError(ast.dump(node))
+
+
+_MAX_SUM = 100
+_OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
 def _braced(inside: str, variables: Mapping[str, Value]) -> str:
-    """``${NAME}``, ``${NAME:-word}``; other expansions stay as they are."""
+    """``${NAME}``, ``${NAME:-word}``, ``${NAME[1]}``; other expansions stay as they are."""
+    if element := re.fullmatch(r"([A-Za-z_]\w*)\[([^@*\]]+)\]", inside):
+        items, place = variables.get(element[1]), _replaced(element[2], variables)
+        if not place.isdigit():
+            return place if place.startswith("$") else f"${{{place}}}"
+        if isinstance(items, list) and int(place[:6]) < len(items):
+            return items[int(place[:6])]
+        return f"${{{element[1]}}}"
     match = _BRACED.fullmatch(inside)
     if match is None:
         return f"${{{inside}}}"
@@ -214,7 +263,7 @@ def _simple_commands(text: str, label: str) -> Iterator[tuple[int, list[_Word], 
     words: list[_Word] = []
     first_line = 0
     count = 0
-    for line, token in _tokens(text, label):
+    for line, token in _Tokens(text, label):
         count += 1
         if count > _MAX_WORDS:
             raise ConfigError(f"{label} has more than {_MAX_WORDS:,} words.")
@@ -229,72 +278,91 @@ def _simple_commands(text: str, label: str) -> Iterator[tuple[int, list[_Word], 
         yield first_line, words, ""
 
 
-def _tokens(text: str, label: str) -> Iterator[tuple[int, _Word | str]]:
-    """Words, and the operators and ends of lines between commands, but not inside of an array."""
-    at, line, array = 0, 1, False
-    word: _Word | None = None
-    waiting: list[str] = []
-    while at < len(text):
-        char = text[at]
-        if text.startswith(("\\\n", "\\\r\n"), at):
-            at, line = text.index("\n", at) + 1, line + 1
-            continue
-        joins = char == "&" and word is not None and _plain(word).endswith(("<", ">"))
-        joins = joins or (char == "(" and word is not None and not _opens(word))
-        if char in " \t\r\n;&|()" and not joins:
-            if char == "(" and word is not None:
-                word.add("(")
-                array = True
-            if word is not None:
-                yield line, word
-                word = None
-            if char == ")" and array:
-                end = _Word()
-                end.add(")")
-                yield line, end
-                array = False
-            elif char not in " \t\r" and not array:
-                operator = char * 2 if text.startswith(char * 2, at) and char in "&|" else char
-                yield line, operator
-                at += len(operator) - 1
-            if char == "\n":
-                line += 1
-                for name in waiting:
-                    at, line = _behind(text, at, line, name)
-                waiting = []
-            at += 1
-            continue
-        if char == "#" and word is None:
+class _Tokens:
+    """Takes a text apart: words, and the operators and ends of lines between commands.
+
+    Inside of an array lines do not end a command, and its bracket at the end is a word.
+    """
+
+    def __init__(self, text: str, label: str) -> None:
+        self._text = text
+        self._label = label
+        self._at = 0
+        self._line = 1
+        self._word: _Word | None = None
+        self._in_array = False
+        self._here_documents: list[str] = []
+
+    def __iter__(self) -> Iterator[tuple[int, _Word | str]]:
+        while self._at < len(self._text):
+            char = self._text[self._at]
+            if self._is_skipped(char):
+                continue
+            if char == "&" and self._word is not None and _plain(self._word).endswith(("<", ">")):
+                self._word.add(char)  # 2>&1
+                self._at += 1
+            elif char not in " \t\r\n;&|()":
+                self._word = self._word or _Word()
+                before, place = self._at, f"{self._label}, line {self._line}"
+                self._at = _piece(self._text, before, self._word, place)
+                self._line += self._text.count("\n", before, self._at)
+            else:
+                yield from self._between(char)
+        if self._word is not None:
+            yield self._line, self._word
+
+    def _is_skipped(self, char: str) -> bool:
+        """Go on behind a line that is continued, a comment, or the start of a here-document."""
+        text, at = self._text, self._at
+        if match := _CONTINUED.match(text, at):
+            self._at, self._line = match.end(), self._line + 1
+        elif char == "#" and self._word is None:
             end = text.find("\n", at)
-            at = len(text) if end < 0 else end
-            continue
-        if match := _HERE_DOCUMENT.match(text, at):
-            waiting.append(match[2])
-            at = match.end()
-            continue
-        word = word or _Word()
-        if joins:
-            word.add(char)
-            at += 1
-            continue
-        began = at
-        at = _piece(text, at, word, f"{label}, line {line}")
-        line += text.count("\n", began, at)
-    if word is not None:
-        yield line, word
+            self._at = len(text) if end < 0 else end
+        elif match := _HERE_DOCUMENT.match(text, at):
+            self._here_documents.append(match[2])
+            self._at = match.end()
+        else:
+            return False
+        return True
+
+    def _between(self, char: str) -> Iterator[tuple[int, _Word | str]]:
+        """What stands between words, and the text of here-documents behind the line."""
+        opens = char == "(" and self._word is not None and _opens(self._word)
+        if self._word is not None:
+            if opens:
+                self._word.add("(")
+                self._in_array = True
+            yield self._line, self._word
+            self._word = None
+        size = 1
+        if char == ")" and self._in_array:
+            closing = _Word()
+            closing.add(")")
+            yield self._line, closing
+            self._in_array = False
+        elif char not in " \t\r" and not self._in_array and not opens:
+            size = 2 if char in "&|" and self._text.startswith(char * 2, self._at) else 1
+            yield self._line, char * size
+        self._at += size
+        if char == "\n":
+            self._line += 1
+            for name in self._here_documents:
+                self._pass_over(name)
+            self._here_documents = []
+
+    def _pass_over(self, name: str) -> None:
+        """Go on behind the line that ends a here-document."""
+        match = re.compile(rf"^\t*{name}$", re.MULTILINE).search(self._text, self._at)
+        end = len(self._text) if match is None else match.end()
+        self._line += self._text.count("\n", self._at, end)
+        self._at = end
 
 
 def _opens(word: _Word) -> bool:
     """Whether a bracket behind this makes an array of it: ``NAME=(``."""
     match = _ASSIGNMENT.match(_plain(word))
     return match is not None and match.end() == len(_plain(word))
-
-
-def _behind(text: str, at: int, line: int, name: str) -> tuple[int, int]:
-    """The place of the end of a here-document, and its line."""
-    match = re.compile(rf"^\t*{name}$", re.MULTILINE).search(text, at + 1)
-    end = len(text) - 1 if match is None else match.end()
-    return end, line + text.count("\n", at + 1, end + 1)
 
 
 def _piece(text: str, at: int, word: _Word, place: str) -> int:
@@ -316,8 +384,9 @@ def _piece(text: str, at: int, word: _Word, place: str) -> int:
         word.add(text[at + 1 : at + 2], quoted=True, plain=True)
         return at + 2
     if text.startswith("$(", at) or char == "`":
-        word.add("$(...)")
-        return _substitution(text, at)
+        end = _substitution(text, at)
+        word.add(_sum_or_mark(text[at:end]))
+        return end
     if text.startswith("${", at) and (end := text.find("}", at)) > 0:
         word.add(text[at : end + 1])
         return end + 1
@@ -337,8 +406,9 @@ def _double_quoted(text: str, at: int, word: _Word, place: str) -> int:
             piece.append("$$" if text[at + 1] == "$" else text[at + 1])
             at += 2
         elif text.startswith("$(", at) or text[at] == "`":
-            piece.append("$(...)")
-            at = _substitution(text, at)
+            end = _substitution(text, at)
+            piece.append(_sum_or_mark(text[at:end]))
+            at = end
         else:
             piece.append(text[at])
             at += 1
@@ -346,6 +416,15 @@ def _double_quoted(text: str, at: int, word: _Word, place: str) -> int:
         raise ConfigError(f"{place}: a quote does not end.")
     word.add("".join(piece), quoted=True)
     return at + 1
+
+
+def _sum_or_mark(text: str) -> str:
+    """``$((A * B))``, and ``$(expr A / B)`` as it, without blanks; a mark for other commands."""
+    if text.startswith("$((") and text.endswith("))"):
+        return "".join(text.split())
+    if match := re.fullmatch(r"[$`]\(?\s*expr\s(.*?)[)`]", text, re.DOTALL):
+        return f"$(({''.join(match[1].replace(chr(92), '').split())}))"
+    return "$(...)"
 
 
 def _substitution(text: str, at: int) -> int:

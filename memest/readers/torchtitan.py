@@ -13,7 +13,7 @@ from dataclasses import replace
 from memest.errors import ConfigError
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_part, read_table
 from memest.readers.torchtitan_parallel import parallel_table
-from memest.readers.values import Bounded, KeyOrigin, Level
+from memest.readers.values import Bounded, KeyOrigin, Level, Saving
 
 __all__ = ["TORCHTITAN"]
 
@@ -137,7 +137,7 @@ def _compilation(part: DocumentKeys) -> None:
     if not part.switch("enable"):
         part.pass_over(("enable", "components"), "off")
     elif components in (["loss"], ("loss",), "loss"):
-        part.miss("enable", Bounded("the loss is compiled: priced eagerly"))
+        part.miss("enable", Saving("the loss is compiled: priced eagerly"))
     else:
         part.miss("enable", "each layer is compiled by itself: priced eagerly")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from memest.readers.mapping import DocumentKeys, KeyTable, by_key
-from memest.readers.values import COPIES, Bounded, KeyOrigin, Level, Saving
+from memest.readers.values import COPIES, Bounded, Either, KeyOrigin, Level
 
 __all__ = ["parallel_table"]
 
@@ -79,7 +79,7 @@ def _parallel(part: DocumentKeys, *, offload: bool, mixed: bool) -> None:
             part.set("num_gpus", world, "data_parallel_shard_degree")
     else:
         part.miss_default(
-            "data_parallel_shard_degree -1", Saving("all GPUs there are: --num-gpus says it")
+            "data_parallel_shard_degree -1", Either("all GPUs there are: --num-gpus says it")
         )
         if copies > 1:
             part.set(COPIES, copies, "data_parallel_replicate_degree")

@@ -198,8 +198,8 @@ SCRIPT_KEYS = {
 
 def read_script_spellings(keys: DocumentKeys) -> None:
     """Options of models as scripts spell them, beside the training arguments."""
-    for name, key in SCRIPT_KEYS.items():
-        if keys.set_from(name, key) is None and name in keys.document:
+    for name, row in SCRIPT_KEYS.items():
+        if keys.set_from(name, row) is None and name in keys.document:
             keys.ignore(name, "off")
     parts = [keys.whole(name) for name in ("source_max_len", "target_max_len")]
     if any(parts):

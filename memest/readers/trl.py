@@ -80,6 +80,9 @@ def read_trl(keys: DocumentKeys, *, method: str | None = None, own_loss: bool = 
     trainer = _method_of(keys) if method is None else method
 
     def note_method(keys: DocumentKeys) -> None:
+        if keys.value_of("prepare_kbit") is not None and keys.value_of("peft") is not None:
+            why = "adapters beside a quantised base are made so"
+            keys.default("cast_weights", ("trainable=bfloat16",), why)
         if trainer in ("orpo", "cpo", "bco") and keys.value_of("prepare_kbit") is not None:
             keys.default("prepare_kbit", True, f"{trainer.upper()}Trainer prepares it")
         if trainer != "sft":
@@ -190,11 +193,6 @@ def _adapters(keys: DocumentKeys) -> None:
         keys.set("peft", "lora", switches[0])
         for option, value in (("lora_r", 16), ("lora_alpha", 32), ("lora_dropout", 0.05)):
             keys.default(option, value)
-        if four or eight:
-            keys.miss_default(
-                "SFTTrainer",
-                Bounded("adapters beside a quantised base are bfloat16; float32 is priced"),
-            )
     read_adapters(keys, on=on)
 
 

@@ -15,6 +15,7 @@ __all__ = [
     "UNKNOWN",
     "Bounded",
     "DocumentReading",
+    "Either",
     "KeyOrigin",
     "Level",
     "ReadValue",
@@ -88,6 +89,12 @@ class Saving(Bounded):
     __slots__ = ()
 
 
+class Either(str):
+    """What of a key is not modelled, where the run may take more than what is priced, or less."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Remark:
     """A key that became no value.
@@ -108,7 +115,7 @@ class Remark:
     @property
     def saves(self) -> bool:
         """Whether the run may take much less than what is priced."""
-        return isinstance(self.why, Saving)
+        return isinstance(self.why, (Saving, Either))
 
     def __str__(self) -> str:
         return f"{self.key}: {self.why}"

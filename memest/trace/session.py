@@ -47,10 +47,10 @@ from memest.trace.model.adjust import separate_head, set_checkpointing, set_use_
 from memest.trace.model.build import (
     BuiltModel,
     build_model,
+    cast_weights,
     count,
     freeze,
     from_factory,
-    make_float32,
     of_module,
     put_into_training,
 )
@@ -225,7 +225,7 @@ def _adapt_model(built_model: BuiltModel, setup: Setup, *, ready: bool = False) 
             built_model, wrapper=wrapper, notes=(*built_model.notes, *adapter_notes)
         )
     freeze(built_model.trained_model, setup)
-    make_float32(built_model.trained_model, setup)
+    cast_weights(built_model.trained_model, setup)
     add_noise(built_model.trained_model, setup)
     if setup.distributed.in_half:
         half = built_model.dtype if built_model.dtype.itemsize == 2 else torch.bfloat16

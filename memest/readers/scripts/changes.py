@@ -91,7 +91,8 @@ def _changes(found: Found, *, adapts: bool) -> Iterator[tuple[Call, str, str]]:
         elif call.path.startswith("="):
             # what a module of the script's own consists of is named as a whole
             inside = receiver is not found.wrapper and is_model(call.receiver)
-            yield from _put(call, inside or receiver in configurations, adapts)
+            if receiver not in configurations:  # whose entries go with the model's name
+                yield from _put(call, inside, adapts)
         elif name.startswith("freeze_") and (is_model(call.receiver) or call.receiver is None):
             if not adapts:
                 yield call, name, Saving("parts do not train: all are priced; --freeze says it")

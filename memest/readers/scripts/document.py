@@ -43,6 +43,7 @@ class CallDocument:
     Attributes:
         source: the script.
         used: arguments of the command line that are in it.
+        entries: of the model's configuration, that go with its name.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class CallDocument:
         self._ignored_keys = ignored_keys
         self._unmodelled_keys = unmodelled_keys
         self._title = title or framework
+        self.entries: dict[str, Any] = {}
         self._document: dict[str, Any] = {}
         self._origins: dict[str, KeyOrigin] = {}
         self._ignored: list[Remark] = []
@@ -78,6 +80,10 @@ class CallDocument:
     def take(self, key: str) -> Any:
         """The value of a key, which is not in the document afterwards."""
         return self._document.pop(key, None)
+
+    def change(self, key: str, value: Any) -> None:
+        """Another value for a key, which stands where it stood."""
+        self._document[key] = value
 
     def origin(self, line: int, value: Value | None = None, key: str = "") -> KeyOrigin:
         """Where a value comes from."""
@@ -153,6 +159,9 @@ class CallDocument:
         option = option_called(last)
         hint = f"; {option.flags[0]} says it" if option is not None else ""
         why = f"cannot be told without running ({data.why}): priced as if it were not there{hint}"
+        if last == "num_labels":
+            self.miss(line, key, Bounded(why))  # a row of the head each
+            return
         saves = last in _SAVING_KEYS or isinstance(self._unmodelled_keys.get(last), Bounded)
         self.miss(line, key, Saving(why) if saves else why)
 

@@ -78,7 +78,13 @@ class Found:
     def early(self, calls: tuple[Call, ...]) -> tuple[Call, ...]:
         """Those of some calls that are made until the training ends."""
         places = {id(call): place for place, call in enumerate(self.calls)}
-        return tuple(call for call in calls if places.get(id(call), 0) <= self.end)
+        last = self.calls[self.end].loops[:1] if self.end < len(self.calls) else ()
+        return tuple(
+            call
+            for call in calls
+            # in the same loop it is made again before the next step
+            if places.get(id(call), 0) <= self.end or (last and call.loops[:1] == last)
+        )
 
     def named(self, *names: str) -> Iterator[Call]:
         """Calls by the last part of their path."""

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from urllib.parse import quote
+
 from memest.config.quantization import METHODS as PACKED
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
 from memest.readers.scripts.calling import root_of
-from memest.readers.scripts.calls import ADAPTERS, task_of
+from memest.readers.scripts.calls import ADAPTERS, TRAINERS, task_of
 from memest.readers.scripts.document import MODEL_KEY, CallDocument
 from memest.readers.scripts.found import Found
-from memest.readers.scripts.things import Call, Class, Symbol, Unknown, Value
+from memest.readers.scripts.things import (
+    Call,
+    Class,
+    Symbol,
+    Unknown,
+    Value,
+    is_unknown,
+    known,
+)
 from memest.readers.scripts.unsloth import is_unsloth, read_unsloth
 from memest.readers.training_arguments import (
     IGNORED_KEYS,
@@ -70,12 +81,18 @@ def read_loading(found: Found) -> tuple[DocumentReading, set[str]]:
     elif isinstance(found.model, str) and found.model:
         assert found.trainer is not None
         document.put(MODEL_KEY, Value(found.model), found.trainer)
+    trainer = found.trainer
+    quantization = trainer.keywords.get("quantization_config") if trainer is not None else None
+    if quantization is not None and isinstance(quantization.data, Call):
+        _quantization(document, quantization.data)
     if load is not None and is_unsloth(load):
         keys = read_unsloth(document, found, load)
     else:
-        if load is not None:
+        if load is not None or quantization is not None:
             _prepared(document, found)
         _change(document, found)
+        _cast(document, found)
+        _name_entries(document)
         keys = document.keys()
         read_table(keys, _TABLE)
     if load is not None and task:
@@ -120,7 +137,7 @@ def _config(document: CallDocument, config: Call) -> None:
     if config.name == "from_pretrained" and name is not None:
         if MODEL_KEY not in document:
             document.put(MODEL_KEY, name, config)
-        for key, value in config.keywords.items():
+        for key, value in (*config.keywords.items(), *config.attributes.items()):
             if key == "**":
                 document.miss(config.line, config.name, "further arguments cannot be told: **")
             elif key != "pretrained_model_name_or_path":
@@ -140,10 +157,34 @@ def _put(document: CallDocument, key: str, value: Value, call: Call) -> None:
     own = option_called(key) is not None or "checkpointing" in key
     if own or key in _NO_ENTRIES or is_unsloth(call):
         document.put(key, value, call)
-    else:
-        document.used.update(value.given)
-        why = "an entry of the model's configuration: the model is priced without it"
+        return
+    document.used.update(value.given)
+    data = known(value.data)
+    if is_unknown(data) or call.conditional:
+        why = "an entry of the model's configuration that cannot be told: priced without it"
         document.miss(call.line, key, why)
+    else:
+        document.entries[key] = data
+
+
+def _name_entries(document: CallDocument) -> None:
+    """Entries of the configuration behind the model's name, ``gpt2?n_layer=2``."""
+    name = document.get(MODEL_KEY)
+    if isinstance(name, str) and document.entries:
+        changes = (f"{key}={quote(json.dumps(v))}" for key, v in document.entries.items())
+        document.change(MODEL_KEY, f"{name}?{'&'.join(changes)}")
+
+
+def _cast(document: CallDocument, found: Found) -> None:
+    """TRL's trainers make what trains beside a quantised base bfloat16 (``sft_trainer.py``)."""
+    quantised = any(
+        key in document for key in ("quantization_config", "load_in_4bit", "load_in_8bit")
+    )
+    trainer = found.trainer
+    if trainer is None or not TRAINERS[trainer.name] or is_old_trl(found):
+        return
+    if quantised and found.adapts:
+        document.say("cast_weights", ["trainable=bfloat16"], trainer.line)
 
 
 def _quantization(document: CallDocument, config: Call) -> None:

@@ -7,6 +7,7 @@ are options by their own names.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from memest.readers.scripts.loop import read_loop
 from memest.readers.scripts.remarks import read_remarks
 from memest.readers.scripts.source import parse_script
 from memest.readers.scripts.trainer import read_trainer
-from memest.readers.values import DocumentReading, Level
+from memest.readers.values import Bounded, DocumentReading, Level, ReadValue, Remark
 
 __all__ = ["Script", "read_script"]
 
@@ -29,6 +30,19 @@ _WHOLES = {
     "quantization": frozenset(("load_in_4bit", "load_in_8bit", *OPTIONS_OF_4BIT)),
 }
 """Configurations that a script makes, and what of them its arguments may name as well."""
+
+
+_NO_TEXT = frozenset(
+    """image-classification image-segmentation masked-image-modeling audio-classification
+    ctc""".split()
+)
+_SPEECH = ("Whisper", "Speech2Text", "SpeechEncoderDecoder", "AutoModelForSpeechSeq2Seq")
+_LABELS = "nothing names it: memest's own is taken; --target-len says it"
+_SMALL_OUTPUTS = frozenset(
+    """sequence-classification image-classification audio-classification multiple-choice""".split()
+)
+"""Heads with a few numbers a sample, whose predictions and losses are no memory."""
+_OF_OUTPUTS = (" compute_metrics", " label_smoothing_factor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +80,35 @@ class Script:
             format=parts[0].format,
             values=(*defaults, *last.values()),
             ignored=tuple(remark for part in parts for remark in part.ignored),
-            not_modelled=tuple(remark for part in parts for remark in part.not_modelled),
+            not_modelled=tuple(
+                remark
+                for part in parts
+                for remark in self._of_task(part.not_modelled, str(_value(last, "task")), last)
+            ),
             samples_per_step=parts[0].samples_per_step,
         )
+
+    def _of_task(
+        self, remarks: Iterable[Remark], task: str, values: Mapping[str, ReadValue]
+    ) -> Iterator[Remark]:
+        """Remarks as they stand for the model's head: what samples are, how large outputs are."""
+        kind = self.found.load.maker if self.found.load is not None else ""
+        for remark in remarks:
+            if remark.key.endswith("length of samples"):
+                if kind.startswith(_SPEECH) or task == "speech-seq2seq":
+                    if "target_len" not in values:
+                        yield Remark(remark.key.replace("samples", "labels"), _LABELS)
+                elif task not in _NO_TEXT:
+                    # a script makes samples of one length, and this is not it for certain
+                    yield Remark(remark.key, str(remark.why))
+            elif task in _SMALL_OUTPUTS and remark.key.endswith(_OF_OUTPUTS):
+                yield Remark(remark.key, Bounded(remark.why))
+            else:
+                yield remark
+
+
+def _value(values: Mapping[str, ReadValue], option: str) -> object:
+    return values[option].value if option in values else None
 
 
 def read_script(path: Path, label: str, line: CommandLine | None = None) -> Script:

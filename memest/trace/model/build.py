@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from memest.catalog.resolve import ModelSource
-from memest.config.setup import Attention, Dtype, Setup, Task
+from memest.config.setup import Attention, Dtype, Setup, Task, read_casts
 from memest.errors import (
     ConfigError,
     MemestError,
@@ -37,10 +37,10 @@ from memest.trace.model.twins import twin_of
 __all__ = [
     "BuiltModel",
     "build_model",
+    "cast_weights",
     "count",
     "freeze",
     "from_factory",
-    "make_float32",
     "move_to_meta",
     "of_module",
     "put_into_training",
@@ -392,8 +392,8 @@ def freeze(model: torch.nn.Module, setup: Setup) -> None:
             )
 
 
-def make_float32(model: torch.nn.Module, setup: Setup) -> None:
-    """Make the weights that ``--float32-weights`` names float32, as scripts do after loading.
+def cast_weights(model: torch.nn.Module, setup: Setup) -> None:
+    """Give weights that ``--cast-weights`` names their dtype, as scripts do after loading.
 
     Packed weights stay packed.
 
@@ -406,18 +406,18 @@ def make_float32(model: torch.nn.Module, setup: Setup) -> None:
         for name, parameter in model.named_parameters()
         if parameter.dtype.is_floating_point and id(parameter) not in packed
     ]
-    for pattern in setup.float32_weights:
+    for pattern, dtype in read_casts(setup.cast_weights):
         matches = [
             parameter
             for name, parameter in parameters
             if (parameter.requires_grad if pattern == "trainable" else re.search(pattern, name))
         ]
         for parameter in matches:
-            parameter.data = parameter.data.to(torch.float32)
+            parameter.data = parameter.data.to(_DTYPES[dtype])
         if not matches:
             names = ", ".join(name for name, _ in parameters[:3])
             raise ConfigError(
-                f"--float32-weights {pattern!r} matches no weight. Names look like: {names}."
+                f"--cast-weights {pattern}={dtype} matches no weight. Names look like: {names}."
             )
 
 

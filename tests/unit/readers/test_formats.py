@@ -49,7 +49,7 @@ EXPECTED = {
             "fused_loss": "trl-fused",
         },
         ("dataset_name", "eval_strategy", "learning_rate"),
-        ("SFTTrainer",),
+        (),
     ),
     "accelerate_fsdp.yaml": (
         "accelerate",

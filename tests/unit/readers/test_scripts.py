@@ -173,7 +173,7 @@ def script(write):
     def read(**parts):
         names = ("before", "arguments", "between", "trainer", "after")
         text = TRAINER.format(**{**dict.fromkeys(names, ""), "model": "'gpt2'", **parts})
-        return memest.read_config(write("train.py", text))
+        return memest.read_config(write("train.py", text), seq_len=8)
 
     return read
 
@@ -350,7 +350,7 @@ def test_loops(write, body, options):
         optimizer="torch.optim.SGD(model.parameters(), momentum=0.9)",
         body="\n".join(f"    {line}" for line in body),
     )
-    run = memest.read_config(write("loop.py", text))
+    run = memest.read_config(write("loop.py", text), seq_len=8)
 
     assert options == {key: run.options.get(key) for key in options}
     assert run.options["optim"] == "sgd_momentum"
@@ -367,7 +367,7 @@ def test_loops(write, body, options):
 )
 def test_optimizers(write, made, optim):
     text = LOOP.format(optimizer=made, body="    model(**batch).loss.backward()")
-    run = memest.read_config(write("loop.py", text))
+    run = memest.read_config(write("loop.py", text), seq_len=8)
 
     assert run.options["optim"] == optim
     assert bool(run.setup.unpriced) == ("import" in made)
@@ -406,7 +406,8 @@ Trainer(model=model, args=training_args).train()
     with pytest.raises(ConfigError, match=r"model cannot be told .*--model_name_or_path"):
         memest.read_config("train.py").with_model(None, {})
     run = memest.read_command(
-        "python train.py --model_name_or_path gpt2 --per_device_train_batch_size 3 --output_dir o"
+        "python train.py --model_name_or_path gpt2 --per_device_train_batch_size 3 --output_dir o",
+        seq_len=8,
     )
     assert (run.model, run.options["batch"], run.options["dtype"]) == ("gpt2", 3, "bfloat16")
     assert not run.setup.unpriced
@@ -442,7 +443,7 @@ optimizer = torch.optim.AdamW(model.parameters())
 loss = model(None)
 loss.backward()
 """
-    run = memest.read_config(write("own.py", text))
+    run = memest.read_config(write("own.py", text), seq_len=8)
 
     assert run.model == "bert-base-uncased"
     assert "a module of the script's own (Classifier)" in " ".join(run.setup.unpriced)
@@ -475,7 +476,7 @@ def test_magics_are_dropped_and_other_cells_are_left_out(write):
     ]  # fmt: skip
     document = {"cells": [{"cell_type": "code", "source": each} for each in cells]}
 
-    run = memest.read_config(write("run.ipynb", json.dumps(document)))
+    run = memest.read_config(write("run.ipynb", json.dumps(document)), seq_len=8)
 
     assert (run.model, run.options["batch"]) == ("gpt2", 2)
 
@@ -488,7 +489,7 @@ def test_lines_that_go_on_belong_to_their_magic_and_a_cell_that_is_no_python_is_
     ]
     document = {"cells": [{"cell_type": "code", "source": each} for each in cells]}
 
-    run = memest.read_config(write("run.ipynb", json.dumps(document)))
+    run = memest.read_config(write("run.ipynb", json.dumps(document)), seq_len=8)
 
     assert run.model == "gpt2"
     (unpriced,) = run.setup.unpriced
@@ -517,7 +518,7 @@ def test_reading_is_quick_and_loads_no_torch():
 def read(folder, text):
     path = folder / "train.py"
     path.write_text(text)
-    return memest.read_config(path)
+    return memest.read_config(path, seq_len=8)
 
 
 LOADED = """
@@ -545,12 +546,16 @@ MORE = {
     "setattr(model, 'head', torch.nn.Linear(4, 4))": "head",
     "model = patched(model)": "what it makes of the model",
     "model.set_something(3)": "set_something",
-    "config = AutoConfig.from_pretrained('gpt2', n_layer=48)\n"
-    "model = AutoModelForCausalLM.from_config(config)": "n_layer: an entry",
-    "model = AutoModelForCausalLM.from_pretrained('gpt2', n_layer=2)": "n_layer: an entry",
     "model = get_peft_model(model, LoraConfig(r=4))\n"
     "for p in model.lm_head.parameters():\n    p.requires_grad = True": "more parameters train",
     "model = torch.nn.DataParallel(model)": "a model on every GPU",
+}
+CHANGED = {
+    "config = AutoConfig.from_pretrained('gpt2', n_layer=48)\n"
+    "model = AutoModelForCausalLM.from_config(config)": "gpt2?n_layer=48",
+    "config = AutoConfig.from_pretrained('gpt2')\nconfig.n_head = 6\n"
+    "model = AutoModelForCausalLM.from_pretrained('gpt2', config=config)": "gpt2?n_head=6",
+    "model = AutoModelForCausalLM.from_pretrained('gpt2', n_layer=2)": "gpt2?n_layer=2",
 }
 LESS = {
     "model.freeze_encoder()": "freeze_encoder",
@@ -590,3 +595,53 @@ def test_what_is_known_of_the_model_is_read(tmp_path, code, options):
     run = read(tmp_path, LOADED.format(code))
     assert run.setup.unpriced == run.setup.overpriced == ()
     assert {name: run.options.get(name) for name in options} == options
+
+
+@pytest.mark.parametrize("code", CHANGED)
+def test_entries_of_the_configuration_go_with_the_model(tmp_path, code):
+    text = LOADED.replace('model = AutoModelForCausalLM.from_pretrained("gpt2")\n', "")
+    run = read(tmp_path, text.format(code))
+    assert (run.model, run.setup.unpriced) == (CHANGED[code], ())
+
+
+def test_samples_are_what_the_head_takes(tmp_path):
+    path = tmp_path / "train.py"
+    for kind, unpriced in (
+        ("AutoModelForCausalLM", "length of samples"),
+        ("AutoModelForSpeechSeq2Seq", "length of labels"),
+        ("AutoModelForImageClassification", ""),
+    ):
+        path.write_text(LOADED.format("").replace("AutoModelForCausalLM", kind))
+        told = memest.read_config(path).setup.unpriced
+        assert [unpriced in each for each in told] == ([True] if unpriced else [])
+
+
+def test_trl_makes_adapters_beside_a_quantised_base_bfloat16(tmp_path):
+    text = """
+from transformers import BitsAndBytesConfig
+from peft import LoraConfig
+from trl import SFTConfig, SFTTrainer
+SFTTrainer("gpt2", SFTConfig("o", max_length=64), train_dataset=d, peft_config=LoraConfig(r=4),
+           quantization_config=BitsAndBytesConfig(load_in_4bit=True)).train()
+"""
+    options = read(tmp_path, text).options
+    assert options["quantization"] == {"load_in_4bit": True}
+    assert options["cast_weights"] == ["trainable=bfloat16"]
+    assert options["prepare_kbit"] is False
+
+
+def test_a_generation_in_the_loop_is_none_behind_it(tmp_path):
+    text = """
+import torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained("gpt2")
+optimizer = torch.optim.AdamW(model.parameters())
+for epoch in range(3):
+    for batch in torch.utils.data.DataLoader(d, batch_size=2):
+        model(**batch).loss.backward()
+        optimizer.step()
+    {}model.generate(x)
+"""
+    for place, unpriced in (("", 1), ("pass\n", 0)):
+        run = read(tmp_path, text.format(place))
+        assert len(run.setup.unpriced) == unpriced

@@ -229,7 +229,7 @@ FILES = {
         {"model": {"name": "llama3", "flavor": "8B"}, "training": {"seq_len": 4096},
          "activation_checkpoint": {"mode": "selective", "selective_ac_option": "op"},
          "quantize": {"linear": {"float8": {"filter_fqns": ["output"]}}}},
-        {"checkpointing": "selective"}, "", "the model's code",
+        {"checkpointing": "selective"}, "--num-gpus says it", "the model's code",
     ),
     "torchtitan computes in fp8, and compiles layers": (
         {"model": {"name": "llama3", "flavor": "8B", "converters": ["float8"]},

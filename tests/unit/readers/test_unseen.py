@@ -19,7 +19,7 @@ FILES = {
         {"num_gpus": 16, "fsdp_version": 1}, ["hybrid", "gathered ahead in forward"], []),
     "axolotl_fsdp2_hybrid.yaml": (
         {"dtype": "bfloat16", "fsdp": "shard_grad_op", "fsdp_shard_size": 4, "num_gpus": 8,
-         "fused_loss": "cce", "packing": "bfd", "float32_weights": None}, [], []),
+         "fused_loss": "cce", "packing": "bfd", "cast_weights": None}, [], []),
     "axolotl_full.yaml": ({"dtype": "bfloat16", "use_reentrant": True}, [], []),
     "axolotl_gemma3_dora.yaml": ({"use_dora": True, "image_size": 896}, ["ranks by module"], []),
     "axolotl_kto.yaml": ({"load_in_8bit": True}, ["KTO"], []),
@@ -28,7 +28,7 @@ FILES = {
     "axolotl_unfrozen.yaml": (
         {"use_reentrant": False}, ["a few rows"], ["only these parameters train"]),
     "llama_factory_additional_target.yaml": (
-        {"float32_weights": ("trainable",), "modules_to_save": ("embed_tokens", "lm_head")}, [], []),
+        {"cast_weights": ("trainable=float32",), "modules_to_save": ("embed_tokens", "lm_head")}, [], []),
     "llama_factory_freeze.yaml": ({"dtype": "float32"}, [], ["name those that do not"]),
     "llama_factory_galore.yaml": (
         {"optim": "galore_adamw", "precision": "fp32", "dtype": "bfloat16"}, [], []),
@@ -36,13 +36,14 @@ FILES = {
         {"fsdp": "shard_grad_op", "fsdp_offload": True}, ["liger_kernel", "muon", "logits"],
         ["cp_size", "freeze"]),
     "torchtitan_hybrid.toml": ({"fsdp": None}, ["4 copies"], ["all GPUs there are"]),
-    "torchtitan_one_gpu.toml": ({"fsdp": None, "batch": 4}, [], ["all GPUs there are"]),
+    "torchtitan_one_gpu.toml": (
+        {"fsdp": None, "batch": 4}, ["all GPUs there are"], ["all GPUs there are"]),
     "torchtitan_pipeline.toml": (
         {"batch": 1, "pp_microbatches": 8, "fsdp": "shard_grad_op", "pp": 2},
         ["layers of each stage"], []),
     "torchtune_3b.yaml": (
         {"fsdp": "shard_grad_op", "fsdp_shard_size": 2, "num_gpus": 4, "torch_compile": None},
-        ["masks between", "FSDP units of their own", "a validation of 16"], []),
+        ["masks between", "FSDP units of their own", "a validation of 16"], ["all logits at once"]),
     "torchtune_7b.yaml": (
         {"optim": "paged_adamw_8bit", "optim_in_backward": True, "packing": None}, [],
         ["activations move to the host"]),
@@ -53,7 +54,7 @@ FILES = {
     "distill.py": (
         {"grad_accum": 4, "zero_grad": "zero"}, ["further model", "copies of the weights"], ["frozen"]),
     "trainer_cls.py": (
-        {"num_labels": 28, "optim": "adafactor"}, ["predictions of the evaluation"], ["frozen"]),
+        {"num_labels": 28, "optim": "adafactor"}, [], ["frozen"]),
     "unsloth.ipynb": ({"seq_len": 2048}, ["dynamic 4-bit"], ["checkpoints move to the host"]),
     "whisper.ipynb": ({"generation_max_length": 225}, ["predictions"], ["freeze_encoder"]),
     "dpo.sh": ({"num_gpus": 4, "use_dora": True}, ["DPO"], ["activations move"]),
@@ -87,10 +88,10 @@ COMMANDS = {
         {"checkpointing": "none"}, "", ""),
     "torchtitan, layers shared": (
         "NGPU=8 CONFIG_FILE=torchtitan_8b_tp.toml ./run_train.sh",
-        {"fsdp_shard_size": 2, "tp": 2, "checkpointing": "selective"}, "float8", ""),
+        {"fsdp_shard_size": 2, "tp": 2, "checkpointing": "selective"}, "float8", "compiled"),
     "copies of torchtune": (
         ("tune run --nproc_per_node 8 full_finetune_distributed --config torchtune_8b.yaml "
-        "data_parallel_replicate_dim=4"), {"fsdp_shard_size": 2, "num_gpus": 8}, "", ""),
+        "data_parallel_replicate_dim=4"), {"fsdp_shard_size": 2, "num_gpus": 8}, "", "all logits"),
     "torchtune, a component by its name and keys taken out": (
         ("tune run full_finetune_single_device --config torchtune_7b.yaml "
         "optimizer=bitsandbytes.optim.AdamW8bit optimizer_in_bwd=False ~clip_grad_norm"),
@@ -122,7 +123,7 @@ COMMANDS = {
         {}, "", "freeze_parameters_ratio"),
     "ms-swift makes what trains in float16 float32": (
         ("swift sft --model Qwen/Qwen3-8B --train_type lora --torch_dtype float16 "
-        "--modules_to_save lm_head --max_length 512"), {"float32_weights": ("trainable",)}, "", ""),
+        "--modules_to_save lm_head --max_length 512"), {"cast_weights": ("trainable=float32",)}, "", ""),
 }  # fmt: skip
 
 

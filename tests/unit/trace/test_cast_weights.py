@@ -8,7 +8,7 @@ import torch
 import memest
 from memest.config.options import setup_from_options
 from memest.errors import ConfigError
-from memest.trace.model.build import make_float32
+from memest.trace.model.build import cast_weights
 
 NAMES = r"norm|emb"
 
@@ -24,30 +24,32 @@ class Tiny(torch.nn.Module):
 
 def dtypes(*patterns):
     model = Tiny().to("meta")
-    make_float32(model, setup_from_options(dtype="bfloat16", float32_weights=patterns))
+    cast_weights(model, setup_from_options(dtype="bfloat16", cast_weights=patterns))
     return {n for n, p in model.named_parameters() if p.dtype is torch.float32}
 
 
 def test_those_that_a_pattern_matches():
-    assert dtypes(NAMES) == {"emb.weight", "norm.weight", "norm.bias"}
+    assert dtypes(f"{NAMES}=float32") == {"emb.weight", "norm.weight", "norm.bias"}
     assert dtypes() == set()
 
 
 def test_those_that_train():
-    assert dtypes("trainable") == {"emb.weight", "norm.weight", "norm.bias", "out.bias"}
+    assert dtypes("trainable=float32") == {"emb.weight", "norm.weight", "norm.bias", "out.bias"}
 
 
 def test_a_pattern_that_matches_nothing_is_refused():
-    with pytest.raises(ConfigError, match=r"'head' matches no weight.*emb\.weight"):
-        dtypes("head")
+    with pytest.raises(ConfigError, match=r"head=float32 matches no weight.*emb\.weight"):
+        dtypes("head=float32")
     with pytest.raises(ConfigError, match="not a regular expression"):
-        setup_from_options(float32_weights=("(",))
+        setup_from_options(cast_weights=("(=float32",))
 
 
 @pytest.mark.parametrize("options", [{"zero": 2}, {"fsdp": "full_shard"}, {"pp": 2}])
 def test_who_shards_settles_dtypes(options):
-    with pytest.raises(ConfigError, match="--float32-weights is not priced beside"):
-        setup_from_options(num_gpus=2, dtype="bfloat16", float32_weights=(NAMES,), **options)
+    with pytest.raises(ConfigError, match="--cast-weights is not priced beside"):
+        setup_from_options(
+            num_gpus=2, dtype="bfloat16", cast_weights=(f"{NAMES}=float32",), **options
+        )
 
 
 def test_weights_gradients_and_states_follow():
@@ -55,8 +57,8 @@ def test_weights_gradients_and_states_follow():
     question = {"batch": 1, "seq_len": 32, "bf16": True, "dtype": "bfloat16"}
     model = "HuggingFaceTB/SmolLM2-135M?num_hidden_layers=2"
     plain, full, part = (
-        memest.estimate(model, **question, float32_weights=weights)
-        for weights in ((), ("trainable",), ("norm|embed_tokens|lm_head",))
+        memest.estimate(model, **question, cast_weights=weights)
+        for weights in ((), ("trainable=float32",), ("norm|embed_tokens|lm_head=float32",))
     )
     float32 = memest.estimate(model, **{**question, "dtype": "float32"})
 
@@ -75,8 +77,8 @@ def test_packed_weights_stay_packed():
     storage = {"bnb_4bit_quant_storage": "bfloat16", "prepare_kbit": False, "dtype": "bfloat16"}
     model = "HuggingFaceTB/SmolLM2-135M?num_hidden_layers=2"
     plain, full = (
-        memest.estimate(model, **question, **storage, float32_weights=weights, max_batch=False)
-        for weights in ((), (".",))
+        memest.estimate(model, **question, **storage, cast_weights=weights, max_batch=False)
+        for weights in ((), (".=float32",))
     )
     others = full.model.parameter_bytes - plain.model.parameter_bytes
     assert 0 < others < plain.model.parameter_bytes * 2
