@@ -88,14 +88,14 @@ def test_what_cannot_be_told_is_refused_with_what_to_write(tmp_path, monkeypatch
         ("VISIBLE=0,1\nX=$VISIBLE nohup python train.py --bf16 &\n", {"num_gpus": 1}),
         ("python train.py --bf16 --block_size $1\n", {"seq_len": 64}),
         ("[ -z $B ] && B=4\npython train.py --bf16 --batch_size $B\n", {"batch": 2}),
-        ("N=2\ntorchrun --nproc_per_node $((N * ${M:-2})) train.py --bf16\n", {"num_gpus": 4}),
+        ("N=2\ntorchrun --nproc_per_node $((N * 2)) train.py --bf16\n", {"num_gpus": 4}),
         (
             "N=2\ntrain=1\npython train.py --bf16 --gradient_accumulation_steps $(expr 16 / $N)\n",
             {"grad_accum": 8},
         ),
         ("S=(16 32 64)\nI=1\npython train.py --bf16 --block_size ${S[$I]}\n", {"seq_len": 32}),
         (
-            "#SBATCH --gres=gpu:a100:4\ntorchrun --nproc_per_node $SLURM_GPUS_ON_NODE a.py --bf16\n",
+            "#SBATCH --gres=gpu:a100:4\ntorchrun --nproc_per_node=$SLURM_GPUS_ON_NODE a.py --bf16",
             {"num_gpus": 4},
         ),
         ("python prepare.py\ntorchrun --nproc_per_node 2 train.py --bf16\n", {"num_gpus": 2}),
@@ -119,6 +119,7 @@ def test_a_script_starts_another(tmp_path, monkeypatch):
 WORDS = st.text("ab $'\"\\#=;&|(){}-~\n", max_size=12)
 
 
+@settings(max_examples=20)
 @given(
     st.lists(st.sampled_from(["a", "$X", '"$X b"', "'$X'", "${X:-c}", "\\$X", "a#b"]), max_size=6)
 )
