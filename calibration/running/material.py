@@ -27,7 +27,7 @@ from memest.trace.inputs.tensors import WORD
 from memest.trace.losses.loss import loss_for
 from memest.trace.model.adapters import add_adapter
 from memest.trace.model.adjust import set_checkpointing, set_use_cache
-from memest.trace.model.build import BuiltModel, build_model, freeze
+from memest.trace.model.build import BuiltModel, build_model, cast_weights, freeze
 from memest.trace.model.noise import add_noise
 from memest.trace.optimizers.torch import make_optimizer
 from memest.trace.recorder import Recorder
@@ -91,6 +91,7 @@ def make_material(model: str, setup: Setup) -> Material:
     if setup.adapter is not None:
         real, _ = add_adapter(real, built_model.task, setup, real=True)
     freeze(real, setup)
+    cast_weights(real, setup)
     add_noise(real, setup)
     set_use_cache(real, setup)
     if setup.loop.value != "trainer" or setup.checkpoint_every > 1:

@@ -91,6 +91,11 @@ CASES = [
     _case("llama-gqa", setup=HALF | CHECKPOINTED | {"use_reentrant": True}, **LINEAR, slow=True),
     _case("llama-gqa", lora_dropout=0.1, setup=HALF, **LINEAR, slow=True),
     # what trains
+    _case(
+        "llama-gqa",
+        modules_to_save=["lm_head"],
+        setup=HALF | AUTOCAST | {"cast_weights": ("trainable=float32",)},
+    ),
     _case("llama-gqa", use_dora=True, setup=HALF, slow=True),
     _case("llama-gqa", use_dora=True, lora_dropout=0.1, slow=True),
     _case("gpt2", use_dora=True, slow=True),
@@ -116,6 +121,15 @@ CASES = [
 BITSANDBYTES = [
     _quantized("llama-gqa"),
     _quantized("llama-gqa", NESTED, loop=TRAINER),
+    _quantized(
+        "llama-gqa",
+        {**NESTED, "prepare": False},
+        ALL,
+        TRAINER,
+        slow=False,
+        precision="bf16",
+        cast_weights=("trainable=bfloat16",),
+    ),
     _quantized("llama-tied", NESTED),
     _quantized("llama-gqa", {"load_in_4bit": True}),
     _quantized("llama-gqa", {**NF4, "bnb_4bit_quant_storage": "bfloat16"}),

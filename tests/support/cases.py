@@ -19,7 +19,7 @@ from memest.config.quantization import Format
 from memest.config.setup import Loop, Setup
 from memest.trace.inputs.batch import plan_batch
 from memest.trace.model.adapters import add_adapter
-from memest.trace.model.build import BuiltModel, build_model, freeze
+from memest.trace.model.build import BuiltModel, build_model, cast_weights, freeze
 from memest.trace.model.noise import add_noise
 from memest.trace.model.packed import GptqLinear, pack, register_packed_layers
 from memest.trace.model.quantization import quantize
@@ -405,9 +405,19 @@ def _pack(built_model, real, setup):
 def _with_adapters(built_model, real, setup):
     """Adapters as memest puts them on meta, and as a script puts them on a device."""
     wrapper, _ = add_adapter(built_model.model, built_model.task, setup)
+    cast_weights(wrapper, setup)
     if real is not None:
         real = add_adapters(real, setup, wrapper.active_peft_config.task_type)
+        for cast in setup.cast_weights:
+            _cast_what_trains(real, getattr(torch, cast.removeprefix("trainable=")))
     return replace(built_model, wrapper=wrapper), real
+
+
+def _cast_what_trains(model, dtype):
+    """As TRL's and LLaMA-Factory's own code does it."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
 
 
 def add_adapters(real, setup, task_type):
