@@ -1,0 +1,21 @@
+deepspeed --num_gpus=4 run_clm.py \
+    --deepspeed ds_zero2.json \
+    --model_name_or_path EleutherAI/gpt-j-6b \
+    --train_file train.csv \
+    --validation_file validation.csv \
+    --do_train --do_eval \
+    --fp16 \
+    --overwrite_cache \
+    --eval_strategy=steps \
+    --output_dir finetuned \
+    --num_train_epochs 1 \
+    --eval_steps 15 \
+    --gradient_accumulation_steps 2 \
+    --per_device_train_batch_size 4 \
+    --use_fast_tokenizer False \
+    --learning_rate 5e-06 \
+    --warmup_steps 10 \
+    --save_total_limit 1 \
+    --save_steps 15 \
+    --save_strategy steps \
+    --tokenizer_name gpt2
