@@ -41,6 +41,7 @@ from memest.readers.trl import read_trl
 from memest.readers.values import (
     Bounded,
     DocumentReading,
+    Either,
     KeyOrigin,
     Level,
     Remark,
@@ -280,6 +281,12 @@ def _accelerate(
 def _program_alone(keys: DocumentKeys, command: Command) -> None:
     """Python starts one process; the Trainer puts several visible GPUs into DataParallel."""
     visible = _visible(command.environment)
+    starters = [word for word in command.skipped_words if word in ("srun", "mpirun", "mpiexec")]
+    if starters:
+        keys.miss(
+            starters[0], Either("as many processes as it starts: 1 is taken; --num-gpus says it")
+        )
+        return
     if command.program.endswith(SHELL_SUFFIXES):
         return
     if visible is not None and visible > 1 and command.program.startswith("swift "):

@@ -28,10 +28,6 @@ _QLORA: dict[str, Any] = {
     "target_max_len": 256,
 }
 _ADAPTERS = ("bits", "double_quant", "quant_type", "lora_r", "lora_alpha", "lora_dropout")
-_MARKS_OF_QLORA = frozenset(
-    """bits double_quant quant_type lora_modules max_memory_MB source_max_len target_max_len
-    full_finetune mmlu_split dataset_format""".split()
-)
 _ALPACA: dict[str, Any] = {
     "load_in_8bit": True,
     "prepare_kbit": True,
@@ -43,7 +39,6 @@ _ALPACA: dict[str, Any] = {
     "lora_dropout": 0.05,
     "lora_target_modules": ["q_proj", "v_proj"],
 }
-_MARKS_OF_ALPACA = frozenset("base_model micro_batch_size cutoff_len val_set_size".split())
 
 
 def complete_arguments(stem: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
@@ -53,7 +48,7 @@ def complete_arguments(stem: str, arguments: dict[str, Any]) -> tuple[dict[str, 
         stem: the script's name.
         arguments: that it is given; those with names of its own are taken out.
     """
-    if stem == "qlora" and _MARKS_OF_QLORA & set(arguments):
+    if stem == "qlora":
         defaults = dict(_QLORA)
         # it finds all linear layers, whatever is named
         arguments.pop("lora_modules", None)
@@ -62,7 +57,7 @@ def complete_arguments(stem: str, arguments: dict[str, Any]) -> tuple[dict[str, 
                 defaults.pop(key)
                 arguments.pop(key, None)
         return defaults, "qlora.py"
-    if stem == "finetune" and len(_MARKS_OF_ALPACA & set(arguments)) > 1:
+    if stem == "finetune" and "base_model" in arguments:
         return _alpaca(arguments), "finetune.py"
     return {}, ""
 

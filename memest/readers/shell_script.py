@@ -22,6 +22,7 @@ _STARTERS = frozenset(
     conda micromamba apptainer singularity stdbuf timeout nice""".split()
 )
 """What stands in front of a command that it starts."""
+_OF_PROCESSES = ("srun", "mpirun", "mpiexec")
 _NO_TRAINING = frozenset("pip venv ensurepip nltk spacy wandb setup.py".split())
 """What Python runs to prepare a machine."""
 _PLACES = frozenset(
@@ -57,6 +58,8 @@ def find_launch(
         words = _started(each.words)
         if not words:
             continue
+        starters = [word for word in each.words[:1] if word in _OF_PROCESSES]
+        words = [*starters, *words]
         try:
             command = split_command(words)
         except ConfigError as error:

@@ -24,11 +24,13 @@ _BRACED = re.compile(r"([A-Za-z_]\w*|[0-9]|[@*#])(?:\[[@*]\])?(?:(:?[-=])(.*))?"
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _CONTINUED = re.compile(r"\\\r?\n")
 _HERE_DOCUMENT = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
-_OPENING = frozenset("if for while until case select".split())
-_CLOSING = frozenset("fi done esac".split())
-_BETWEEN = frozenset("then do else elif ! { }".split())
+_OPENING = frozenset("if for while until case select {".split())
+_CLOSING = frozenset("fi done esac }".split())
+_BETWEEN = frozenset("then do else elif !".split())
 _SETTERS = frozenset("export declare local readonly typeset".split())
 _MAX_WORDS = 20_000
+_MAX_LENGTH = 100_000
+"""Of a value, in characters."""
 
 Value = str | list[str] | None
 """Of a variable: a text, an array, or none that can be told."""
@@ -75,14 +77,13 @@ def commands_of(
     Raises:
         ConfigError: a quote that does not end.
     """
-    given = frozenset(environment)
     variables: dict[str, Value] = dict(environment)
     variables |= {str(number): word for number, word in enumerate(arguments, 1)}
     variables |= {"@": list(arguments), "*": list(arguments), "#": str(len(arguments))}
     exported = dict(environment)
     commands: list[ShellCommand] = []
     depth, conditional = 0, False
-    for line, words, separator in _simple_commands(text, label):
+    for line, words, separator in _simple_commands(text.replace("\r\n", "\n"), label):
         prefix: dict[str, str] = {}
         rest = words
         while rest and _plain(rest[0]) in _OPENING | _CLOSING | _BETWEEN:
@@ -98,11 +99,18 @@ def commands_of(
         certain = depth == 0 and not conditional
         while rest and (match := _ASSIGNMENT.match(_plain(rest[0]))):
             value, rest = _assigned(rest, match, variables)
-            if rest and not is_setter:
+            if sum(map(len, value or ())) > _MAX_LENGTH:
+                raise ConfigError(f"{label}, line {line}: {match[1]} grows too long to follow.")
+            alone = all(_ASSIGNMENT.match(_plain(word)) for word in rest)
+            if not alone and not is_setter:
                 prefix[match[1]] = value if isinstance(value, str) else ""
                 continue
-            if certain or match[1] not in given:
-                variables[match[1]] = value if certain else None
+            if certain:
+                variables[match[1]] = value
+            else:
+                # what is given in front is what somebody says of it
+                variables[match[1]] = environment.get(match[1])
+                exported.pop(match[1], None)
             if isinstance(value, str) and certain and (is_setter or match[1] in exported):
                 exported[match[1]] = value
         if is_setter:
@@ -198,11 +206,14 @@ def _replaced(text: str, variables: Mapping[str, Value]) -> str:
 
 def _sum(text: str, variables: Mapping[str, Value]) -> str:
     """The value of whole numbers and variables added, multiplied and divided (2.6.4)."""
-    parts = []
-    for part in re.findall(r"\$?\{?[A-Za-z_]\w*\}?|\d+|[-+*/%()]", text):
+    parts: list[str] = []
+    tokens = re.findall(r"\$?\{?[A-Za-z_]\w*\}?|\d+|[-+*/%()]", text)
+    if "".join(tokens) != text or "**" in text or "//" in text:
+        return "$(...)"
+    for part in tokens:
         name = part.strip("${}")
         value = name if name.isdigit() or not name[:1].isidentifier() else variables.get(name)
-        if not isinstance(value, str) or (name[:1].isidentifier() and not value.isdigit()):
+        if not isinstance(value, str) or (name[:1].isidentifier() and not value.isdecimal()):
             return f"${{{name}}}"
         parts.append(value)
     expression = "".join(parts).replace("/", "//")
@@ -236,7 +247,7 @@ def _braced(inside: str, variables: Mapping[str, Value]) -> str:
     """``${NAME}``, ``${NAME:-word}``, ``${NAME[1]}``; other expansions stay as they are."""
     if element := re.fullmatch(r"([A-Za-z_]\w*)\[([^@*\]]+)\]", inside):
         items, place = variables.get(element[1]), _replaced(element[2], variables)
-        if not place.isdigit():
+        if not (place.isascii() and place.isdigit()):
             return place if place.startswith("$") else f"${{{place}}}"
         if isinstance(items, list) and int(place[:6]) < len(items):
             return items[int(place[:6])]

@@ -16,7 +16,7 @@ from memest.readers.scripts.calls import SCRIPT_LOOPS, TRAINERS, is_load, is_opt
 from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.found import Found
 from memest.readers.scripts.things import Call, Unknown, Value
-from memest.readers.values import Saving
+from memest.readers.values import Either, Saving
 
 __all__ = ["read_changes"]
 
@@ -65,7 +65,8 @@ def read_changes(document: CallDocument, found: Found) -> None:
     for call, what, why in _changes(found, adapts=found.adapts):
         if (call.line, what) not in said:
             said.add((call.line, what))
-            document.miss(call.line, what, why)
+            # it may as well take something away
+            document.miss(call.line, what, Either(why) if "priced without" in why else why)
 
 
 def _changes(found: Found, *, adapts: bool) -> Iterator[tuple[Call, str, str]]:
@@ -121,6 +122,8 @@ def _put(call: Call, of_model: bool, adapts: bool) -> Iterator[tuple[Call, str, 
         elif value is not True and value is not False and not adapts:
             why = "which parameters train: all are priced; --freeze says it"
             yield call, "requires_grad", Saving(why)
+    elif entry == "data" and not of_model:
+        yield call, "data", "what is made of weights is not read: priced without"
     elif of_model and entry in _KEPT:
         if value is not False:
             yield call, path, "every layer's output is kept with the outputs"

@@ -135,3 +135,36 @@ def test_words_are_those_of_bash(parts):
 def test_any_text_is_read_or_refused(text):
     with contextlib.suppress(memest.ConfigError):
         commands_of(text, "it", {"X": "1"}, ["y"])
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("A=1 B=2\npython train.py --bf16 --block_size $B\n", {"seq_len": 2}),
+        ("A=4\r\npython train.py --bf16 --block_size $A\r\n", {"seq_len": 4}),
+    ],
+)
+def test_several_assignments_and_ends_of_lines(tmp_path, text, options):
+    run = run_of(tmp_path, text)
+    assert {name: run.options.get(name) for name in options} == options
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "B=$((1<<4))\npython train.py --block_size $B\n",
+        "B=4\nusage() {\nB=64\n}\npython train.py --block_size $B\n",
+        "B=4\n[ -n $X ] && {\nB=64\n}\npython train.py --block_size $B\n",
+        "A=xxxxxxxxxx\n" + "A=$A$A\n" * 40 + "python train.py --block_size $A\n",
+        "A=(x y)\npython train.py --block_size ${A[²]}\n",
+    ],
+)
+def test_what_bash_knows_better_is_refused(tmp_path, text):
+    with pytest.raises(memest.ConfigError):
+        run_of(tmp_path, text)
+
+
+def test_processes_of_srun_are_asked_for(tmp_path):
+    run = run_of(tmp_path, "srun python train.py --model_name_or_path gpt2 --block_size 8\n")
+    assert any("as many processes" in each for each in run.setup.unpriced)
+    assert not memest.read_config(tmp_path / "run.sh", num_gpus=4).setup.unpriced
