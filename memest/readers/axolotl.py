@@ -76,18 +76,18 @@ def _checkpointing(keys: DocumentKeys) -> None:
     if value in ("offload", "offload_disk"):
         keys.take("gradient_checkpointing")
         keys.set("checkpointing", "full", "gradient_checkpointing")
-        offload, key = value, "gradient_checkpointing"
+        offload = value
     elif value is None:
         keys.take("gradient_checkpointing")
         keys.default("checkpointing", "none")
+    is_named = "activation_offloading" in keys.document
+    key = "activation_offloading" if is_named else "gradient_checkpointing"
     if offload:
         # _configure_gradient_checkpointing: adapters are trained without recomputation then
-        keys.miss(
-            "activation_offloading" if "activation_offloading" in keys.document else key,
-            f"{offload}: activations move to the host, some in place of being recomputed",
-        )
-    elif "activation_offloading" in keys.document:
-        keys.ignore("activation_offloading", "off")
+        words = "activations move to the host, some in place of being recomputed"
+        keys.miss(key, f"{offload}: {words}")
+    elif is_named:
+        keys.ignore(key, "off")
     if value and not keys.has("gradient_checkpointing_kwargs") and not keys.has("rl"):
         # normalize_config leaves it alone beside unfrozen_parameters, and the Trainer gets False
         keys.default("use_reentrant", not keys.has("unfrozen_parameters"))

@@ -94,7 +94,9 @@ def read_script_command(
     meaning = (
         "its arguments say nothing that memest knows"
         if document_format is None
-        else (f"taken for one on {document_format.title}")
+        else f"taken for the published {known_script}, with its defaults"
+        if known_script
+        else f"taken for one on {document_format.title}"
     )
     keys.miss(
         program,

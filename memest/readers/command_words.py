@@ -13,6 +13,7 @@ from memest.readers.documents import plain_value
 from memest.readers.litgpt import LITGPT_COMMANDS
 
 __all__ = [
+    "PROCESS_STARTERS",
     "SHELL_SUFFIXES",
     "Command",
     "Launcher",
@@ -22,6 +23,8 @@ __all__ = [
     "words_of",
 ]
 
+PROCESS_STARTERS = ("srun", "mpirun", "mpiexec")
+"""What starts several processes of a program, as many as it is told."""
 SHELL_SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm")
 
 _SHELL = re.compile(r"(\d*>>?|&>>?)(?!=)|[|&;]+$|<$")

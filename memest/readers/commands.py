@@ -20,7 +20,13 @@ from memest.readers.command_documents import (
     read_negations,
 )
 from memest.readers.command_script import read_script_command
-from memest.readers.command_words import SHELL_SUFFIXES, Command, Launcher, read_arguments
+from memest.readers.command_words import (
+    PROCESS_STARTERS,
+    SHELL_SUFFIXES,
+    Command,
+    Launcher,
+    read_arguments,
+)
 from memest.readers.documents import read_document
 from memest.readers.formats import FileFormat, find_format
 from memest.readers.llama_factory_v1 import read_llama_factory_v1
@@ -281,7 +287,7 @@ def _accelerate(
 def _program_alone(keys: DocumentKeys, command: Command) -> None:
     """Python starts one process; the Trainer puts several visible GPUs into DataParallel."""
     visible = _visible(command.environment)
-    starters = [word for word in command.skipped_words if word in ("srun", "mpirun", "mpiexec")]
+    starters = [word for word in command.skipped_words if word in PROCESS_STARTERS]
     if starters:
         keys.miss(
             starters[0], Either("as many processes as it starts: 1 is taken; --num-gpus says it")

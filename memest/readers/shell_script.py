@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from memest.errors import ConfigError
-from memest.readers.command_words import Command, split_command, starts_program
+from memest.readers.command_words import (
+    PROCESS_STARTERS,
+    Command,
+    split_command,
+    starts_program,
+)
 from memest.readers.documents import read_source
 from memest.readers.shell_words import UNSET, commands_of
 from memest.readers.training_arguments import IGNORED_KEYS
@@ -18,11 +23,10 @@ from memest.readers.training_arguments import IGNORED_KEYS
 __all__ = ["find_launch"]
 
 _STARTERS = frozenset(
-    """srun mpirun mpiexec nohup exec eval time env sudo numactl nsys bash sh zsh uv poetry pixi
+    """nohup exec eval time env sudo numactl nsys bash sh zsh uv poetry pixi
     conda micromamba apptainer singularity stdbuf timeout nice""".split()
-)
+).union(PROCESS_STARTERS)
 """What stands in front of a command that it starts."""
-_OF_PROCESSES = ("srun", "mpirun", "mpiexec")
 _NO_TRAINING = frozenset("pip venv ensurepip nltk spacy wandb setup.py".split())
 """What Python runs to prepare a machine."""
 _PLACES = frozenset(
@@ -58,7 +62,7 @@ def find_launch(
         words = _started(each.words)
         if not words:
             continue
-        starters = [word for word in each.words[:1] if word in _OF_PROCESSES]
+        starters = [word for word in each.words[:1] if word in PROCESS_STARTERS]
         words = [*starters, *words]
         try:
             command = split_command(words)

@@ -420,14 +420,15 @@ def _sharding(keys: DocumentKeys, *, distributed: bool | None) -> None:
     if tensor_degree not in (None, 1):
         keys.offer("tp", tensor_degree, "tensor_parallel_dim", "tensor parallelism")
     shards, copies = degrees.values()
-    if copies is not None and copies > 1 and shards in (None, -1):
-        keys.set(COPIES, copies, "data_parallel_replicate_dim")
-    elif copies is not None and copies > 1 and shards is not None:
+    copies = max(copies or 1, 1)
+    if shards is None or shards == -1:
+        if copies > 1:
+            keys.set(COPIES, copies, "data_parallel_replicate_dim")
+        return
+    if copies > 1:
         keys.set("fsdp_shard_size", shards, "data_parallel_shard_dim")
+    if copies > 1 or shards > 1:
         world = shards * copies * max(tensor_degree or 1, 1)
-        keys.default("num_gpus", world, "as many as its sizes make")
-    elif shards is not None and shards > 1:
-        world = shards * max(tensor_degree or 1, 1)
         keys.default("num_gpus", world, "as many as its sizes make")
 
 

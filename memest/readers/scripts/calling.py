@@ -118,9 +118,7 @@ class Calls(Expressions):
         over_weights = False
         for generator in node.generators:
             over_weights |= is_over_weights(self.value_of(generator.iter, inner))
-            for each in ast.walk(generator.target):
-                if isinstance(each, ast.Name):
-                    inner.own[each.id] = self.unknown(each, f"{each.id} of a loop")
+            self._forget(generator.target, inner)
             for condition in generator.ifs:
                 self.value_of(condition, inner)
         self._loops.append(node.lineno)
@@ -131,6 +129,12 @@ class Calls(Expressions):
         self._loops.pop()
         self._loops_over_weights -= over_weights
         return self.unknown(node)
+
+    def _forget(self, target: ast.expr, names: Names) -> None:
+        """Names that a loop gives a value anew."""
+        for each in ast.walk(target):
+            if isinstance(each, ast.Name):
+                names.own[each.id] = self.unknown(each, f"{each.id} of a loop")
 
     _listcomp = _setcomp = _generatorexp = _dictcomp = _comprehension
 

@@ -174,11 +174,6 @@ class Follower(Calls):
 
     _do_asyncfor = _do_for
 
-    def _forget(self, target: ast.expr, names: Names) -> None:
-        for each in ast.walk(target):
-            if isinstance(each, ast.Name):
-                names.own[each.id] = self.unknown(each, f"{each.id} of a loop")
-
     def _do_while(self, node: ast.While, names: Names) -> None:
         self._loop(node, names)
 

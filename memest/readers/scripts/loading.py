@@ -175,11 +175,13 @@ def _name_entries(document: CallDocument) -> None:
         document.change(MODEL_KEY, f"{name}?{'&'.join(changes)}")
 
 
+def _is_quantised(document: CallDocument) -> bool:
+    return any(key in document for key in ("quantization_config", "load_in_4bit", "load_in_8bit"))
+
+
 def _cast(document: CallDocument, found: Found) -> None:
     """TRL's trainers make what trains beside a quantised base bfloat16 (``sft_trainer.py``)."""
-    quantised = any(
-        key in document for key in ("quantization_config", "load_in_4bit", "load_in_8bit")
-    )
+    quantised = _is_quantised(document)
     trainer = found.trainer
     if trainer is None or not TRAINERS[trainer.name] or is_old_trl(found):
         return
@@ -209,9 +211,7 @@ def _prepared(document: CallDocument, found: Found) -> None:
     """
     names = ("prepare_model_for_kbit_training", "prepare_model_for_int8_training")
     calls = [call for call in found.on_model(*names) if call.receiver is None]
-    quantised = any(
-        key in document for key in ("quantization_config", "load_in_4bit", "load_in_8bit")
-    )
+    quantised = _is_quantised(document)
     for call in calls[:1]:
         if call.conditional:
             why = "under a condition that cannot be told: priced without; --prepare-kbit says it"

@@ -116,17 +116,15 @@ def _of_model(document: CallDocument, found: Found) -> None:
     """Changes of the model that no option has."""
     for call in found.on_model("resize_token_embeddings"):
         document.miss(call.line, call.name, "a few rows of the embeddings")
-    frozen = (
-        []
-        if found.adapts
-        else [
-            call
-            for call in found.calls
-            if call.path in ("=requires_grad", "requires_grad_")
-            and call.arguments
-            and call.arguments[0].data is False
-        ]
-    )
+    if found.adapts:
+        return  # they freeze the model
+    frozen = [
+        call
+        for call in found.calls
+        if call.path in ("=requires_grad", "requires_grad_")
+        and call.arguments
+        and call.arguments[0].data is False
+    ]
     for call in frozen[:1]:
         document.miss(
             call.line,
