@@ -127,7 +127,7 @@ def _put(call: Call, of_model: bool, adapts: bool) -> Iterator[tuple[Call, str, 
         if value is not False:
             yield call, path, "every layer's output is kept with the outputs"
     elif of_model and entry not in _ENTRIES and not path.startswith("generation_config"):
-        yield call, path, "it is put into the model or its configuration: priced without"
+        yield call, path, "it is changed in the model or its configuration: priced without"
 
 
 def _is_given(call: Call, is_model: Any) -> bool:

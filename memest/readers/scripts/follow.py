@@ -116,6 +116,11 @@ class Follower(Calls):
                 if isinstance(model, Call) and not self._conditions:
                     model.deleted = True
                 names.own.pop(target.id, None)
+                continue
+            part = target.value if isinstance(target, ast.Subscript) else target
+            if isinstance(part, ast.Attribute):
+                # layers that are cut off are another model, as others put there are
+                self._assign_attribute(part, self.unknown(target, "what is deleted"), names)
 
     def _do_return(self, node: ast.Return, names: Names) -> bool:
         value = self.value_of(node.value, names)

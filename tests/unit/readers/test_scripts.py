@@ -543,6 +543,7 @@ MORE = {
     "model.lm_head = torch.nn.Linear(768, 300000)": "lm_head",
     "model.lm_head.to(torch.float32)": "lm_head",
     "model.transformer.h = model.transformer.h[:4]": "transformer.h",
+    "del model.transformer.h[6:]": "transformer.h",
     "setattr(model, 'head', torch.nn.Linear(4, 4))": "head",
     "model = patched(model)": "what it makes of the model",
     "model.set_something(3)": "set_something",
