@@ -139,6 +139,8 @@ def run_estimate(
     from memest.report.words import render_origins, verdict_sentence
 
     output.put(answer, lambda: [verdict_sentence(answer)], by=table, depth=levels)
+    if explain and answer.traced and not output.as_json:
+        write_out(f"\nTraced: {answer.traced}.\n")
     if explain and run is not None and not output.as_json:
         ignored_keys, missing_keys = map(str, run.ignored), map(str, run.not_modelled)
         write_out(render_origins(answer.origins, tuple(ignored_keys), tuple(missing_keys)))

@@ -14,7 +14,7 @@ from memest.cli.flags import shows, switch
 from memest.config.adapter import read_adapter
 from memest.config.quantization import read_quantization
 from memest.errors import ConfigError
-from memest.profiles.cache import Entry, Store, cache_folder, size_limit
+from memest.profiles.cache import STEPS_OF, Entry, Store, cache_folder, size_limit
 from memest.units import format_size
 
 __all__ = ["cache", "contents"]
@@ -175,6 +175,16 @@ def _plain(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
+def _layers(entry: Entry) -> str:
+    """Whether an entry's steps were traced from few layers, or all; empty where it has none."""
+    few = any(name.startswith(STEPS_OF["few"]) for name in entry.documents)
+    of_steps = any(
+        name.startswith(STEPS_OF["all"]) and not name.startswith(STEPS_OF["few"])
+        for name in entry.documents
+    )
+    return ", ".join(word for word, there in (("few", few), ("all", of_steps)) if there)
+
+
 def _moment(seconds: float) -> str:
     """A stamp in local time; a clock that was wrong may have left one that no calendar has."""
     try:
@@ -191,7 +201,7 @@ def _document(contents: Contents, limit: int) -> dict[str, Any]:
         used = max((entry.used for entry in entry_list), default=None)
         return {
             "entries": len(entry_list),
-            "documents": sum(entry.documents for entry in entry_list),
+            "documents": sum(len(entry.documents) for entry in entry_list),
             "bytes": sum(entry.bytes for entry in entry_list),
             "used": None if used is None else _utc(used),
         }
@@ -209,7 +219,8 @@ def _document(contents: Contents, limit: int) -> dict[str, Any]:
                 "setup": _differences(entry.key),
                 "torch": entry.key.get("torch"),
                 "transformers": entry.key.get("transformers"),
-                "documents": entry.documents,
+                "documents": len(entry.documents),
+                "traced_layers": _layers(entry),
                 "bytes": entry.bytes,
                 "used": _utc(entry.used),
             }
@@ -311,7 +322,8 @@ def _show(contents: Contents, output: Output) -> None:
         (
             entry.key["model"],
             _words(entry.key),
-            f"{entry.documents}",
+            _layers(entry),
+            f"{len(entry.documents)}",
             format_size(entry.bytes),
             _moment(entry.used),
         )
@@ -322,9 +334,9 @@ def _show(contents: Contents, output: Output) -> None:
         ("unreadable entries", contents.unknown),
     ):
         if entries:
-            documents = sum(entry.documents for entry in entries)
+            documents = sum(len(entry.documents) for entry in entries)
             size = format_size(sum(entry.bytes for entry in entries))
             used = _moment(max(entry.used for entry in entries))
-            rows.append((Text(name, style="dim"), "", f"{documents}", size, used))
-    head = ("model", "setup", "documents", "size", "last used")
-    output.table(rows, head, ("left", "left", "right", "right", "left"))
+            rows.append((Text(name, style="dim"), "", "", f"{documents}", size, used))
+    head = ("model", "setup", "layers traced", "documents", "size", "last used")
+    output.table(rows, head, ("left", "left", "left", "right", "right", "left"))

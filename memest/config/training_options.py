@@ -330,6 +330,12 @@ class TrainingOptions:
         "torch=1.10,transformers=4.18.",
         "VERSIONS",
     )
+    trace_whole: bool = option(
+        False,
+        "Trace every layer, in place of working out what alike layers do from a few of them "
+        "(the answer is the same; a check).",
+        panel=Panel.SOFTWARE,
+    )
     unpriced: tuple[str, ...] = option(
         (),
         "Something the run does besides that may take memory and is not in the figures, in words: "

@@ -204,6 +204,7 @@ def answer(
         max_batch=batch,
         safe_batch=safe,
         common_gpus=tuple(fits),
+        traced=run.program.micro_steps.depth_words,
         notes=tuple(notes_of(run, main, rows, peaks)),
         assumptions=(
             *assumptions_of(tuple(about_run(profiler.assumptions(request), run)), setup, targets),

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 __all__ = ["Profiler"]
 
 _MAX_EVALUATIONS = 16
+_MAX_FAMILIES = 32
 
 
 class Profiler:
@@ -82,6 +83,7 @@ class Profiler:
         self._profiles: dict[Setup, StepProfile] = {}
         self._replays: dict[AllocatorConf, ReplayCache] = {}
         self._evaluations: dict[str, Trace] = {}
+        self._deep_families: dict[int, tuple[Family, Family]] = {}
         self.progress = progress
         self.optimizers = OptimizerTraces(
             self._known_profiles, self._tracer.is_reproducible, self._tracer.say
@@ -210,6 +212,21 @@ class Profiler:
 
         Traced where there is none; grown for the sizes that will vary.
         """
+        family, point = self._shallow_family(question)
+        return self._unfolded(family), point
+
+    def _unfolded(self, family: Family) -> Family:
+        """A family in the depth of the model, made once."""
+        if family.fold is None:
+            return family
+        entry = self._deep_families.get(id(family))
+        if entry is None:
+            if len(self._deep_families) >= _MAX_FAMILIES:
+                self._deep_families.pop(next(iter(self._deep_families)))
+            entry = self._deep_families[id(family)] = family, family.unfolded()
+        return entry[1]
+
+    def _shallow_family(self, question: Question) -> tuple[Family, Point]:
         if asks_for_gpu(question.setup):
             # nothing else follows from a trace for these sizes on this GPU: Liger's loss goes in
             # chunks whose number jumps with the batch, and its Python asks for the GPU's
@@ -340,14 +357,18 @@ class Profiler:
 
     def _first(self, profile: StepProfile, question: Question) -> tuple[Family, Point]:
         """A family of one trace."""
-        trace = self._tracer.steps(question)
-        family = single_trace_family(trace, question.sizes)
+        self._known_profiles.read_families(profile, lambda _: True)
+        folded = self._tracer.folded(question, profile.families)
+        family = single_trace_family(
+            folded.trace, question.sizes, folded.fold, folded.whole_because
+        )
         self._known_profiles.keep_family(profile, family)
         return family, ()
 
     def _grow(self, question: Question, family: tuple[Family, Point]) -> tuple[Family, Point]:
         """A family around the sizes of a question, where one is to be had, else what is there."""
         profile, setup = question.profile, question.setup
+        fold = family[0].fold
         self._known_profiles.read_families(profile, lambda _: True)
 
         def trace_at(sizes: Sizes) -> Trace:
@@ -355,7 +376,11 @@ class Profiler:
             request = question.request
             if sizes.get("image_size") != question.sizes.get("image_size"):
                 request = replace(request, image_size=resized_setup.image_size)
-            return self._tracer.steps(replace(question, request=request, setup=resized_setup))
+            resized_question = replace(question, request=request, setup=resized_setup)
+            if fold is None:
+                return self._tracer.steps(resized_question)
+            periods = [kept + 1 for kept in fold.kept]
+            return self._tracer.steps(resized_question, fold.stacks, periods)
 
         search = FamilySearch(
             families=profile.families,

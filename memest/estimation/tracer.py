@@ -2,26 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memest.config.inputs import NO_INPUTS, ModuleInputs
 from memest.config.installed import release
 from memest.config.optimizers import facts_of
 from memest.config.setup import Setup
-from memest.errors import MissingDependencyError
+from memest.errors import MemestError, MissingDependencyError
 from memest.estimation.question import Question
 from memest.events import Trace
 from memest.profiles.axes import key_of, sizes_text, traced_setup, windows
 from memest.profiles.document import FORMAT
+from memest.profiles.family import Family, alike
+from memest.profiles.fold import Fold, begins_with, unfold
+from memest.profiles.fold_search import (
+    Depths,
+    FoldPlan,
+    NoFoldError,
+    depths_to_trace,
+    learn,
+    plans_for,
+)
 from memest.profiles.known_profiles import StepProfile
+from memest.profiles.transcript import Stack
 
 if TYPE_CHECKING:
     from memest.catalog.resolve import ModelSource
 
-__all__ = ["Progress", "Tracer"]
+__all__ = ["FoldedTrace", "Progress", "Tracer"]
 
 Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedTrace:
+    """Training steps that were traced.
+
+    Attributes:
+        trace: of few layers, or of all.
+        fold: how the former becomes the latter.
+        whole_because: why all layers were traced, where others repeat; empty where none do.
+    """
+
+    trace: Trace
+    fold: Fold | None = None
+    whole_because: str = ""
 
 
 class Tracer:
@@ -129,8 +156,15 @@ class Tracer:
         profile.meta_models[request.image_size] = meta_model
         return meta_model
 
-    def steps(self, question: Question) -> Trace:
+    def steps(
+        self, question: Question, stacks: Sequence[Stack] = (), periods: Sequence[int] = ()
+    ) -> Trace:
         """The training steps of a question.
+
+        Args:
+            question: names sizes and GPU.
+            stacks: of the model, those that have fewer periods of layers.
+            periods: that they have.
 
         Raises:
             MemestError: the steps cannot be traced.
@@ -138,9 +172,80 @@ class Tracer:
         meta_model = self.meta_model(question.profile, question.request)
         from memest.trace.session import trace_built
 
-        self.say(f"tracing training steps at {sizes_text(question.sizes)}")
+        layers = " and ".join(
+            str(stack.depth - (stack.count - count) * stack.period)
+            for stack, count in zip(stacks, periods, strict=True)
+        )
+        of_layers = f" of {layers} layers" if layers else ""
+        self.say(f"tracing training steps{of_layers} at {sizes_text(question.sizes)}")
         self.traces_made += 1
-        return trace_built(meta_model, traced_setup(question.setup), question.gpu)
+        setup = traced_setup(question.setup)
+        return trace_built(meta_model, setup, question.gpu, stacks=stacks, periods=periods)
+
+    def folded(self, question: Question, known_families: Sequence[Family]) -> FoldedTrace:
+        """The training steps, of few layers where the others follow from them.
+
+        Args:
+            question: names sizes and GPU.
+            known_families: of the same model; steps that are like theirs follow as they do.
+
+        Raises:
+            MemestError: the steps cannot be traced.
+        """
+        if question.request.trace_whole:
+            return FoldedTrace(self.steps(question), whole_because="--trace-whole asks for them")
+        meta_model = self.meta_model(question.profile, question.request)
+        from memest.trace.session import stacks_of
+
+        found = stacks_of(meta_model, traced_setup(question.setup))
+        stacks = tuple(found)
+        why = "too few are alike"
+        traces: dict[tuple[int, ...], Trace] = {}
+        for plan in plans_for(stacks, list(found.values())):
+            chosen = tuple(stacks[number] for number in plan.stacks)
+
+            def trace_at(depths: Depths, plan: FoldPlan = plan, chosen: Any = chosen) -> Trace:
+                periods = plan.periods(depths)
+                if periods not in traces:
+                    traces[periods] = self.steps(question, chosen, periods)
+                return traces[periods]
+
+            try:
+                shallow = trace_at(plan.shallow)
+                for family in known_families:
+                    if (
+                        family.fold is not None
+                        and family.fold.is_of(chosen, plan.kept)
+                        and alike(family.skeleton, shallow)
+                    ):
+                        return FoldedTrace(shallow, family.fold)
+                fold = learn(
+                    {depths: trace_at(depths) for depths in depths_to_trace(len(chosen))},
+                    chosen,
+                    plan.kept,
+                )
+                if meta_model.own_code:
+                    self._check_forward(question, unfold(shallow, fold))
+                return FoldedTrace(shallow, fold)
+            except NoFoldError as error:
+                why = str(error)
+            except MemestError:
+                why = "the model does not run with fewer"
+        return FoldedTrace(self.steps(question), whole_because=why)
+
+    def _check_forward(self, question: Question, unfolded: Trace) -> None:
+        """See that code which nobody knows does with every layer what was worked out.
+
+        Raises:
+            NoFoldError: a layer does something else, by its number or by what it is given.
+        """
+        from memest.trace.session import trace_forward
+
+        meta_model = self.meta_model(question.profile, question.request)
+        self.say(f"running all layers once at {sizes_text(question.sizes)}")
+        forward = trace_forward(meta_model, traced_setup(question.setup), question.gpu)
+        if not begins_with(unfolded, forward):
+            raise NoFoldError("some of its layers are called otherwise than others")
 
     def evaluation(self, question: Question, *, generates: bool, ranks: int | None) -> Trace:
         """The first batches of an evaluation, or the first steps of a generation."""

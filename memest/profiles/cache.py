@@ -111,16 +111,20 @@ class Entry:
     Attributes:
         digest: name of its folder.
         key: what the documents are for; empty if it cannot be read.
-        documents: how many there are.
+        documents: their names.
         bytes: on disk.
         used: when it was last written or read, in seconds since 1970 by the clock of then.
     """
 
     digest: str
     key: dict[str, Any]
-    documents: int
+    documents: tuple[str, ...]
     bytes: int
     used: float
+
+
+STEPS_OF = {"few": "steps-few", "all": "steps"}
+"""How documents of steps are called: traced from few layers, or all."""
 
 
 @dataclass(slots=True)
@@ -227,7 +231,7 @@ class Store:
                 Entry(
                     digest=key_folder.name,
                     key=key if isinstance(key, dict) else {},
-                    documents=sum(1 for f in files if not f.name.startswith(f"{_KEY}.")),
+                    documents=tuple(f.name for f in files if not f.name.startswith(f"{_KEY}.")),
                     bytes=sum(s.st_size for s in stats),
                     used=max((s.st_mtime for s in stats), default=0.0),
                 )

@@ -33,8 +33,10 @@ from memest.events import (
     Weight,
 )
 from memest.profiles.family import DEGREES, Family, FamilyDomain, FormulaTable, Ref
+from memest.profiles.fold import Fold, FoldRun, PointerRule, check_fold
 from memest.profiles.formula import Formula
 from memest.profiles.sizing import SIZES, Rule, SizeAnswer, Sizing
+from memest.profiles.transcript import Stack
 from memest.workspaces.attention_choice import SdpaCall
 from memest.workspaces.operator_call import DTYPE_BYTES, OpCall, TensorSpec
 
@@ -97,6 +99,8 @@ def family_to_json(family: Family) -> dict[str, Any]:
         **({"managed_bytes": trace.managed_bytes} if trace.managed_bytes else {}),
         "attention": [[_fields(call), kind] for call, kind in choices],
         "attention_order": [order[choice] for choice in trace.attention_choices],
+        **({"fold": _fold(family.fold)} if family.fold is not None else {}),
+        **({"whole_because": family.whole_because} if family.whole_because else {}),
     }
 
 
@@ -185,7 +189,45 @@ def _family(document: Any) -> Family:
     trace.attention_choices = [choices[_whole(i)] for i in document["attention_order"]]
     _check(trace)
     table = FormulaTable(axes, formulas)
-    return Family(table, trace, domain.points, domain.moduli, domain.fixed_sizes, domain.tied)
+    fold = _read_fold(document["fold"]) if "fold" in document else None
+    family = Family(
+        table,
+        trace,
+        domain.points,
+        domain.moduli,
+        domain.fixed_sizes,
+        domain.tied,
+        fold=fold,
+        whole_because=_text(document.get("whole_because", "")),
+    )
+    if fold is not None:
+        check_fold(trace, fold)
+    return family
+
+
+def _fold(fold: Fold) -> list[Any]:
+    return [
+        [[list(s.paths), s.period, s.before, s.behind, s.count] for s in fold.stacks],
+        list(fold.kept),
+        [[[run.stack, run.start, run.length] for run in runs] for runs in fold.runs],
+        [[rule.run, int(rule.from_end), rule.slope] for rule in fold.rules],
+        [list(pair) for pair in fold.rule_of],
+        [list(launches) for launches in fold.launches],
+        [[allocation, list(more)] for allocation, more in fold.growing],
+    ]
+
+
+def _read_fold(document: Any) -> Fold:
+    stacks, kept, runs, rules, rule_of, launches, growing = document
+    return Fold(
+        tuple(Stack(tuple(map(_text, paths)), *map(_whole, rest)) for paths, *rest in stacks),
+        tuple(map(_whole, kept)),
+        tuple(tuple(FoldRun(*map(_whole, run)) for run in each) for each in runs),
+        tuple(PointerRule(_whole(run), bool(end), _whole(slope)) for run, end, slope in rules),
+        tuple((_whole(many), _whole(which)) for many, which in rule_of),
+        tuple(tuple(map(_whole, each)) for each in launches),
+        tuple((_whole(allocation), tuple(map(_whole, more))) for allocation, more in growing),
+    )
 
 
 def _check(trace: Trace) -> None:

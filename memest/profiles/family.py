@@ -15,6 +15,7 @@ from itertools import product
 from typing import Any
 
 from memest.events import Trace, Weight
+from memest.profiles.fold import Fold, unfold
 from memest.profiles.formula import Formula, NoFormulaError, constant, find, monomials
 from memest.workspaces.attention_choice import SdpaCall
 from memest.workspaces.operator_call import OpCall, TensorSpec, Value
@@ -138,6 +139,9 @@ class Family:
             for any size.
         fixed_sizes: sizes that are the same in all traces.
         tied: the target is as long as the source, in all traces.
+        fold: how these traces of few layers become those of the model; None where they are.
+        whole_because: why the model was traced layer by layer.
+        is_unfolded: what the fold says is done.
     """
 
     table: FormulaTable
@@ -146,6 +150,9 @@ class Family:
     moduli: tuple[int, ...]
     fixed_sizes: Mapping[str, int]
     tied: bool = False
+    fold: Fold | None = None
+    whole_because: str = ""
+    is_unfolded: bool = False
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -189,6 +196,27 @@ class Family:
         """The weights with their numbers filled in."""
         return tuple(_fill_in(weight, numbers) for weight in self.skeleton.weights)
 
+    def unfolded(self) -> Family:
+        """The family of the model in its depth."""
+        if self.fold is None or self.is_unfolded:
+            return self
+        formulas = list(self.table.formulas)
+
+        def grow(place: int, more: int) -> int:
+            formulas.append(formulas[place].plus(more))
+            return len(formulas) - 1
+
+        skeleton = unfold(self.skeleton, self.fold, grow=grow)
+        table = FormulaTable(self.axes, formulas)
+        return replace(self, table=table, skeleton=skeleton, is_unfolded=True)
+
+    @property
+    def depth_words(self) -> str:
+        """How many layers were traced, and why; empty where that is not known."""
+        if self.fold is not None:
+            return f"{self.fold.depth_words}, and the others follow from them"
+        return f"all layers, because {self.whole_because}" if self.whole_because else ""
+
     def at(self, point: Point) -> Trace:
         """The trace at a point."""
         numbers = self.numbers_at(point)
@@ -203,14 +231,17 @@ class Family:
         return trace
 
 
-def single_trace_family(trace: Trace, sizes: Mapping[str, int]) -> Family:
+def single_trace_family(
+    trace: Trace, sizes: Mapping[str, int], fold: Fold | None = None, whole_because: str = ""
+) -> Family:
     """The family of one trace."""
     places: dict[int, int] = {}
     skeleton = replace(trace)
     skeleton.sizes = [places.setdefault(size, len(places)) for size in trace.sizes]
     skeleton.counts = tuple(places.setdefault(count, len(places)) for count in trace.counts)
     formulas = [constant(size, 0) for size in places]
-    return Family(FormulaTable((), formulas), skeleton, ((),), (), dict(sizes))
+    table = FormulaTable((), formulas)
+    return Family(table, skeleton, ((),), (), dict(sizes), fold=fold, whole_because=whole_because)
 
 
 def unite(

@@ -11,7 +11,7 @@ has one formula for all of them, it holds between them too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memest.events import Trace
 from memest.profiles.axes import Sizes
@@ -63,7 +63,11 @@ class FamilySearch:
             family: that answers for the sizes.
             point: of that family.
         """
-        near_families = [other for other in self.families if same_kernels(other, family)]
+        near_families = [
+            other
+            for other in self.families
+            if other.fold == family.fold and same_kernels(other, family)
+        ]
         centre_trace = family.at(point)
         axes = self._axes(near_families, family)
         while axes:
@@ -77,7 +81,7 @@ class FamilySearch:
             if len(self.barren_places) > num_barren:
                 yield None
             if wider is not None:
-                yield wider
+                yield replace(wider, fold=family.fold, whole_because=family.whole_because)
             # perhaps only the batch is well-behaved
             axes = ("batch",) if len(axes) > 1 and "batch" in axes else ()
 

@@ -64,6 +64,13 @@ class Formula:
             raise NoFormulaError(open=False)
         return value
 
+    def plus(self, more: int) -> Formula:
+        """The same and so much more at every point."""
+        if not more:
+            return self
+        added = (more * self.divisor, (0,) * len(self.terms[0][1]))
+        return Formula((*self.terms, added), self.divisor)
+
 
 def constant(value: int, num_axes: int) -> Formula:
     """The formula of a number that no size changes."""

@@ -16,7 +16,7 @@ from memest.events import Trace
 from memest.files.code_digest import tracing
 from memest.files.folders import data_folder
 from memest.profiles.axes import Sizes
-from memest.profiles.cache import VERSION, Document, Store, cache_folder, digest_of
+from memest.profiles.cache import STEPS_OF, VERSION, Document, Store, cache_folder, digest_of
 from memest.profiles.document import (
     FORMAT,
     BadDocumentError,
@@ -377,7 +377,8 @@ def _family_name(family: Family) -> str:
         {**family.fixed_sizes, **{a: list(family.points[0]) for a in family.axes}}.items()
     )
     mark = digest_of([family.axes, sizes, kinds, family.tied])[:12]
-    return f"steps-{'-'.join(family.axes) or 'point'}-{mark}"
+    layers = "few" if family.fold is not None else "all"
+    return f"{STEPS_OF[layers]}-{'-'.join(family.axes) or 'point'}-{mark}"
 
 
 def _image(text: str) -> int | None:

@@ -85,7 +85,7 @@ def splice(micro_steps: Trace, updates: Trace | None, place_offset: int = 0) -> 
         start, stop = spans.get((seam.kind, seam.step), (0, 0))
         if start < stop:
             more += [
-                replace(cue, position=cue.position - start + len(out.events))
+                Cue(cue.position - start + len(out.events), cue.kind, cue.index, cue.allocation)
                 for cue in updates.cues
                 if start <= cue.position <= stop
             ]
@@ -119,7 +119,8 @@ def _shift_cues(cues: list[Cue], moves: list[tuple[int, int]]) -> list[Cue]:
     for cue in cues:
         while place + 1 < len(moves) and moves[place + 1][0] < cue.position:
             place += 1
-        out.append(replace(cue, position=cue.position + moves[place][1]))
+        position = cue.position + moves[place][1]
+        out.append(Cue(position, cue.kind, cue.index, cue.allocation))
     return out
 
 
@@ -172,11 +173,11 @@ def join(traces: list[Trace]) -> JoinedTraces:
         into.calls.extend(trace.calls)
         into.marks.extend(trace.marks)
         into.cues.extend(
-            replace(
-                cue,
-                position=cue.position + out.first_events[-1],
-                index=module_indices[cue.index] if cue.kind in OF_MODULES else cue.index,
-                allocation=cue.allocation + (offsets[ALLOC] if cue.allocation >= 0 else 0),
+            Cue(
+                cue.position + out.first_events[-1],
+                cue.kind,
+                module_indices[cue.index] if cue.kind in OF_MODULES else cue.index,
+                cue.allocation + (offsets[ALLOC] if cue.allocation >= 0 else 0),
             )
             for cue in trace.cues
             if cue.kind < CueKind.STAGE_INPUT or cue.kind is CueKind.OUTPUT_REACHED

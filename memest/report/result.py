@@ -278,6 +278,8 @@ class Estimate(Answer):
     origins: tuple[Origin, ...] = ()
     ranks: tuple[RankPeak, ...] = ()
     """All GPUs where they differ, the fullest first: the rest of the estimate is about that one."""
+    traced: str = ""
+    """How many layers were traced, in words; empty where that is not known."""
 
     def to_dict(self) -> dict[str, Any]:
         """The document that ``memest estimate --json`` prints."""

@@ -35,10 +35,11 @@ from memest.events import (
 )
 from memest.trace.cuda.known_values import track
 from memest.trace.cuda.streams import current_streams
+from memest.trace.meta_results import MetaResults
 from memest.workspaces.operator_call import OpCall, TensorSpec, Value
 from memest.workspaces.registry import reads_calls
 
-__all__ = ["Recorder", "local"]
+__all__ = ["ForwardDone", "Recorder", "local"]
 
 aten = torch.ops.aten
 
@@ -73,6 +74,10 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     shard: torch.Tensor = getattr(tensor, "_local_tensor" if kind == "DTensor" else "elem")
     return local(shard)
+
+
+class ForwardDone(BaseException):
+    """The forward that was asked for is at its end: no error, and for nobody else to catch."""
 
 
 class Recorder(TorchDispatchMode):
@@ -116,6 +121,8 @@ class Recorder(TorchDispatchMode):
         self.questions: dict[str, int] = {}
         self.failed_module = ""
         self.failed_update = False
+        self.ends_with_forward = False
+        self._results = MetaResults()
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -129,6 +136,9 @@ class Recorder(TorchDispatchMode):
         trace = self.trace
         if trace.marks and trace.marks[-1].phase is Phase.FORWARD:
             self._promote(trace.marks[-1])
+            if self.ends_with_forward:
+                self.forget()
+                raise ForwardDone
         self._settle_recompute()
         trace.events.append(len(trace.marks) << 2 | MARK)
         trace.marks.append(Mark(phase, step, micro_step))
@@ -368,7 +378,7 @@ class Recorder(TorchDispatchMode):
             self._follow_autograd()
         try:
             if handler is None:
-                out = func(*args, **kwargs) if kwargs else func(*args)
+                out = self._results.call(func, args, kwargs)
             else:
                 out = handler(self, func, args, kwargs or {})
         except Exception:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +17,7 @@ from memest.errors import ConfigError
 from memest.events import Trace
 from memest.profiles.model_card import ModelCard
 from memest.profiles.sizing import SizeAnswer
+from memest.profiles.transcript import Stack
 from memest.trace.cuda.devices import cuda_is_meta
 from memest.trace.evaluation import trace_evaluation
 from memest.trace.generation import trace_generation
@@ -58,10 +59,11 @@ from memest.trace.model.factories import container
 from memest.trace.model.noise import add_noise
 from memest.trace.model.packed import pack
 from memest.trace.model.quantization import Loading, own_quantization, quantize
+from memest.trace.model.stacks import find_stacks, shallow
 from memest.trace.model.twins import twin_of
 from memest.trace.own_steps import OWN_SETUP, OwnStep, check_own_step, resolve_step
 from memest.trace.parallel.context_parallel import sequence_split
-from memest.trace.parallel.pipeline_stage import trace_stage
+from memest.trace.parallel.pipeline_stage import cut, trace_stage
 from memest.trace.parallel.sequence_parallel import (
     drop_attention_mask,
     loss_parallelism,
@@ -78,7 +80,15 @@ from memest.trace.parallel.ulysses_batches import collated_for
 from memest.trace.training import TracePlan, plan_to_compose, trace_training
 from memest.workspaces.operator_call import GpuTraits
 
-__all__ = ["MetaModel", "build", "evaluate_built", "rank_model", "trace_built"]
+__all__ = [
+    "MetaModel",
+    "build",
+    "evaluate_built",
+    "rank_model",
+    "stacks_of",
+    "trace_built",
+    "trace_forward",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,6 +306,8 @@ def trace_built(
     plan: TracePlan | None = None,
     *,
     operators: str = "cuda",
+    stacks: Sequence[Stack] = (),
+    periods: Sequence[int] = (),
 ) -> Trace:
     """Trace the micro-steps of ``setup``, its sizes as they are taken.
 
@@ -305,10 +317,10 @@ def trace_built(
         gpu: whose kernels run.
         plan: how long; None for what any run is composed from, its updates apart.
         operators: whose operators, ``cuda`` or ``cpu``.
+        stacks: of :func:`stacks_of`, those that have fewer periods of layers.
+        periods: that they have.
     """
-    set_use_cache(meta_model.model, setup)
-    if not meta_model.keeps_checkpointing:
-        set_checkpointing(meta_model.model, setup)
+    _switch(meta_model, setup)
     plans = _plan_batch(meta_model, setup)
     if setup.distributed.stage is not None:
         with (
@@ -322,10 +334,12 @@ def trace_built(
                 make_batch=lambda: realise(plans),
                 gpu=gpu,
                 operators=operators,
+                fewer_layers=shallow(model, stacks, periods),
             )
         trace.counts = meta_model.counts
         return trace
     with (
+        shallow(meta_model.model, stacks, periods),
         rank_model(meta_model.model, setup) as model,
         restore_model(model),
         sequence_split(model, setup) as split,
@@ -352,6 +366,32 @@ def trace_built(
     trace.counts = meta_model.counts
     trace.notes.extend(n for n in getattr(meta_model.loss_of, "notes", ()) if n not in trace.notes)
     return trace
+
+
+def _switch(meta_model: MetaModel, setup: Setup) -> None:
+    """Switch caches and checkpointing of a model as a setup has them."""
+    set_use_cache(meta_model.model, setup)
+    if not meta_model.keeps_checkpointing:
+        set_checkpointing(meta_model.model, setup)
+
+
+@in_turn
+def stacks_of(meta_model: MetaModel, setup: Setup) -> dict[Stack, int]:
+    """The layers that repeat in what is traced for a setup; as :func:`find_stacks`."""
+    _switch(meta_model, setup)
+    if meta_model.own_step is not None and meta_model.own_step.optimizers is not None:
+        return {}  # its optimizers update lists of all weights
+    part = setup.distributed.stage
+    if part is None:
+        return find_stacks(meta_model.model)
+    with cut(base_of(meta_model.model), part):
+        return find_stacks(meta_model.model)
+
+
+def trace_forward(meta_model: MetaModel, setup: Setup, gpu: GpuTraits) -> Trace:
+    """Trace loading and the first forward alone, layer by layer."""
+    plan = replace(plan_to_compose(setup), first_forward=True)
+    return trace_built(meta_model, setup, gpu, plan)
 
 
 def _plan_batch(meta_model: MetaModel, setup: Setup) -> tuple[TensorPlan, ...]:

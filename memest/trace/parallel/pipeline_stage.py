@@ -13,7 +13,7 @@ holds beyond that is put in where a run is composed (:mod:`memest.sharding.pipel
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -207,6 +207,7 @@ def trace_stage(
     make_batch: Callable[[], dict[str, Any]],
     gpu: GpuTraits,
     operators: str = "cuda",
+    fewer_layers: AbstractContextManager[None] | None = None,
 ) -> Trace:
     """Trace micro-batches of one stage.
 
@@ -220,6 +221,7 @@ def trace_stage(
         make_batch: makes the tensors of a micro-batch: ``input_ids`` and ``labels`` count.
         gpu: decides operators and versions.
         operators: ``cuda``, or ``cpu`` for what this machine's CPU would run.
+        fewer_layers: entered when the model is cut.
 
     Raises:
         ConfigError: a model that cannot be cut.
@@ -228,6 +230,7 @@ def trace_stage(
     hidden_spec = _hidden_spec(model, make_batch()["input_ids"])
     with ExitStack() as stack:
         compute = stack.enter_context(cut(model, part))
+        stack.enter_context(fewer_layers or nullcontext())
         recorder = start_recorder(stack, model, setup, gpu, operators)
         recorder.mark(Phase.LOAD, 0)
         load(model, recorder)

@@ -1,0 +1,143 @@
+"""Models are traced from few layers, and a layer that is not as the others is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from memest.config.inputs import ModuleInputs
+from memest.config.options import setup_from_options
+from memest.estimation.profiler import Profiler
+from memest.estimation.tracer import FoldedTrace
+from memest.profiles.fold import unfold
+from memest.workspaces.operator_call import GpuTraits
+
+GPU = GpuTraits(capability=(8, 0), sm_count=108, max_threads_per_sm=2048)
+WIDTH = 32
+
+
+class Block(torch.nn.Module):
+    def __init__(self, width: int = WIDTH, inner: int = 64) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(width)
+        self.up = torch.nn.Linear(width, inner)
+        self.down = torch.nn.Linear(inner, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = torch.nn.functional.gelu(self.up(self.norm(x).to(self.up.weight.dtype)))
+        return x + self.down(inner).to(x.dtype)
+
+
+class Tower(torch.nn.Module):
+    """Layers of one's own, in a list."""
+
+    def __init__(self, depth: int = 12) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Block() for _ in range(depth))
+        self.head = torch.nn.Linear(WIDTH, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, layer in enumerate(self.layers):
+            x = self.between(number, layer(x))
+        return self.head(x).mean()
+
+    def between(self, number: int, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class Counting(Tower):
+    """One that does more behind its eighth layer, which nothing shows but a run."""
+
+    def between(self, number: int, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.sigmoid(x) if number == 7 else x
+
+
+def traced(model: Any, **options: Any) -> tuple[FoldedTrace, Any]:
+    """The steps from few layers where that goes, and whole."""
+    request = setup_from_options(**options)
+    inputs = None if isinstance(model, str) else {"x": torch.empty(4, WIDTH, device="meta")}
+    profiler = Profiler.of(model, module_inputs=ModuleInputs(inputs=inputs))
+    question = profiler.question(request, GPU)
+    tracer = profiler._tracer
+    return tracer.folded(question, []), tracer.steps(question)
+
+
+def test_layers_of_ones_own_are_folded() -> None:
+    few, whole = traced(Tower())
+    assert few.fold is not None
+    assert len(few.trace.events) < len(whole.events) / 2
+    assert unfold(few.trace, few.fold) == whole
+
+
+def larger(model: Tower) -> None:
+    model.layers[7] = Block(inner=96)
+
+
+def other_dtype(model: Tower) -> None:
+    model.layers[7].up.to(torch.float64)
+    model.layers[7].down.to(torch.float64)
+
+
+def frozen(model: Tower) -> None:
+    for parameter in model.layers[7].parameters():
+        parameter.requires_grad_(requires_grad=False)
+
+
+def hooked(model: Tower) -> None:
+    model.layers[7].register_forward_hook(lambda _module, _inputs, out: out * out)
+
+
+def another_class(model: Tower) -> None:
+    class Other(Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * 2
+
+    model.layers[7] = Other()
+
+
+def shared(model: Tower) -> None:
+    model.layers[7].up.weight = model.layers[8].up.weight
+
+
+def with_buffer(model: Tower) -> None:
+    model.layers[7].register_buffer("more", torch.zeros(1000))
+
+
+TRAPS = (
+    larger,
+    other_dtype,
+    frozen,
+    hooked,
+    another_class,
+    shared,
+    with_buffer,
+)
+
+
+@pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.__name__)
+def test_a_layer_that_is_not_as_the_others_is_seen(trap: Callable[[Tower], None]) -> None:
+    model = Tower()
+    trap(model)
+    few, whole = traced(model)
+    full = few.trace if few.fold is None else unfold(few.trace, few.fold)
+    assert full == whole
+    plain, _ = traced(Tower())
+    assert plain.fold is not None
+    assert unfold(plain.trace, plain.fold) != whole
+
+
+def test_code_that_counts_layers_is_run_once() -> None:
+    few, whole = traced(Counting())
+    assert few.fold is None
+    assert "called otherwise" in few.whole_because
+    assert few.trace == whole
+
+
+def test_whole_on_request() -> None:
+    few, whole = traced(Tower(), trace_whole=True)
+    assert few.fold is None
+    assert few.whole_because == "--trace-whole asks for them"
+    assert few.trace == whole

@@ -1,0 +1,212 @@
+"""Trace a model of every family whole and from few layers, compare, and write ``docs/folding.md``.
+
+    python tools/folds.py                      one model of every family, about 40 minutes
+    python tools/folds.py --only bert          a family, or a model by its name
+    python tools/folds.py --seed 7             other setups and depths
+
+Each family's cheapest deep model is traced as memest answers for it, from few layers, and layer by
+layer, at its own depth and at three others that are drawn; both must be the same trace, event for
+event. Setups are drawn too: precision, checkpointing, adapters, quantisation. ``--results FILE``
+keeps one JSON line for each model as it is done, so a run can be stopped and taken up again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import signal
+import sys
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+_DEPTHS = 3
+_SETUPS: tuple[dict[str, Any], ...] = (
+    {"bf16": True},
+    {"bf16": True, "checkpointing": True},
+    {"fp16": True},
+    {"dtype": "bfloat16", "checkpointing": True},
+    {"bf16": True, "lora_r": 8},
+    {"bf16": True, "lora_r": 8, "checkpointing": True},
+    {"bf16": True, "qlora": True, "lora_r": 8, "checkpointing": True},
+    {"grad_accum": 1, "loop": "plain"},
+)
+
+
+class _TimeLimitError(Exception):
+    """A model that took longer than it may."""
+
+
+def compare(model: str, options: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    """Trace a model from few layers and whole.
+
+    Args:
+        model: its name.
+        options: of the setup.
+        rng: draws the depths.
+
+    Returns:
+        The layers that repeat, the depths that were compared, and which of them differ.
+    """
+    from memest.config.options import setup_from_options
+    from memest.estimation.gpu_target import target_gpus
+    from memest.estimation.profiler import Profiler
+    from memest.profiles.family import single_trace_family
+    from memest.profiles.fold import unfold
+
+    setup = setup_from_options(batch=2, **options)
+    gpu = target_gpus(setup, gpu="a100-80gb").main.traits
+    profiler = Profiler.of(model)
+    question = profiler.question(setup, gpu)
+    tracer = profiler._tracer
+    folded = tracer.folded(question, [])
+    if folded.fold is None:
+        return {"status": "whole", "reason": folded.whole_because}
+    fold = folded.fold
+    counts = [stack.count for stack in fold.stacks]
+    depths = [tuple(counts)]
+    for _ in range(_DEPTHS):
+        drawn = tuple(rng.randint(k + 2, n) for k, n in zip(fold.kept, counts, strict=True))
+        if drawn not in depths:
+            depths.append(drawn)
+    different = []
+    for periods in depths:
+        repeats = [n - kept for n, kept in zip(periods, fold.kept, strict=True)]
+        whole = tracer.steps(question, fold.stacks, periods)
+        if unfold(folded.trace, fold, repeats) != whole:
+            different.append(periods)
+        if periods == depths[0]:
+            family = single_trace_family(folded.trace, question.sizes, fold).unfolded()
+            if family.at(()) != whole:
+                different.append(periods)
+    return {
+        "status": "differs" if different else "equal",
+        "stacks": [f"{s.period} x {s.count}" for s in fold.stacks],
+        "depths": depths,
+        "different": different,
+        "events": len(whole.events),
+    }
+
+
+def _one(entry: Any, seed: int, limit: int) -> dict[str, Any]:
+    rng = random.Random(f"{seed} {entry.id}")  # noqa: S311 - draws, not secrets
+    options = rng.choice(_SETUPS)
+    row: dict[str, Any] = {"id": entry.id, "model_type": entry.model_type, "setup": options}
+    began = time.monotonic()
+    signal.alarm(limit)
+    try:
+        from memest.errors import MemestError
+
+        try:
+            row |= compare(entry.id, options, rng)
+        except MemestError:
+            # not every model takes adapters, or has checkpointing
+            row |= {"setup": {}, **compare(entry.id, {}, rng)}
+    except _TimeLimitError:
+        row |= {"status": "slow", "reason": f"not done after {limit} s"}
+    except Exception as error:  # noqa: BLE001 - every failure is a row of the report
+        row |= {"status": "fails", "reason": f"{type(error).__name__}: {error}"}
+    finally:
+        signal.alarm(0)
+        gc.collect()
+    row["seconds"] = round(time.monotonic() - began, 2)
+    return row
+
+
+def _entries(names: set[str]) -> list[Any]:
+    """The cheapest model of every family, those that are named."""
+    from memest.catalog.models import catalogue
+
+    if names:
+        return [e for e in catalogue() if {e.id, e.model_type} & names]
+    cheapest: dict[str, Any] = {}
+    for entry in catalogue():
+        other = cheapest.get(entry.model_type)
+        if other is None or (entry.parameters or 0) < (other.parameters or 0):
+            cheapest[entry.model_type] = entry
+    return [cheapest[family] for family in sorted(cheapest)]
+
+
+def _report(rows: list[dict[str, Any]], seed: int) -> str:
+    status = Counter(row["status"] for row in rows)
+    how = (
+        "Layers of one kind do the same, so memest traces a few of them and works out what the "
+        "others do ([how](architecture.md#step-profiles-memestprofiles)). One model of every "
+        "family of the catalogue, the smallest, with a setup that is drawn: traced from few "
+        f"layers, and layer by layer, at its own depth and at {_DEPTHS} others (seed {seed})."
+    )
+    result = (
+        f"**{status['equal']} of {len(rows)} families come out event for event; "
+        f"{status['differs']} do not.** {status['whole']} are traced whole: too few layers are "
+        "alike, or what they do does not repeat. "
+        f"{status['fails'] + status['slow']} could not be compared."
+    )
+    lines = [
+        "# Folding",
+        "",
+        "Written by `tools/folds.py`; do not edit.",
+        "",
+        how,
+        "",
+        result,
+        "",
+        "| family | model | setup | layers that repeat | depths compared (periods) | events |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        setup = ", ".join(f"{k}={v}" for k, v in row["setup"].items())
+        what = "; ".join(row.get("stacks", ())) or row.get("reason", "")
+        depths = "; ".join(", ".join(map(str, depth)) for depth in row.get("depths", ()))
+        mark = "" if row["status"] in ("equal", "whole") else f"**{row['status']}** "
+        events = f"{row['events']:,}" if "events" in row else ""
+        lines.append(
+            f"| {row['model_type']} | {row['id']} | {setup} | {mark}{what} | {depths} | {events} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _raise_time_limit(*_: Any) -> None:
+    raise _TimeLimitError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Compare."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", action="append", help="an id or a family; may be repeated")
+    parser.add_argument("--seed", type=int, default=1, help="of setups and depths")
+    parser.add_argument("--limit", type=int, default=300, help="seconds for one model")
+    parser.add_argument("--results", type=Path, help="keep results here, one JSON line each")
+    parser.add_argument("--out", type=Path, default=Path("docs/folding.md"))
+    arguments = parser.parse_args(argv)
+
+    warnings.simplefilter("ignore")
+    signal.signal(signal.SIGALRM, _raise_time_limit)
+    rows: list[dict[str, Any]] = []
+    if arguments.results and arguments.results.exists():
+        rows = [json.loads(line) for line in arguments.results.read_text().splitlines()]
+    finished_ids = {row["id"] for row in rows}
+    for entry in _entries(set(arguments.only or ())):
+        if entry.id in finished_ids:
+            continue
+        row = _one(entry, arguments.seed, arguments.limit)
+        rows.append(row)
+        print(row["status"], row["seconds"], entry.id, row.get("reason", ""), file=sys.stderr)
+        if arguments.results:
+            with arguments.results.open("a") as stream:
+                stream.write(json.dumps(row) + "\n")
+    if not arguments.only:
+        arguments.out.write_text(_report(rows, arguments.seed), encoding="utf-8")
+        from campaigns import record
+
+        equal = sum(row["status"] == "equal" for row in rows)
+        whole = sum(row["status"] == "whole" for row in rows)
+        record("folds", f"{equal} of {len(rows)} families come out event for event, {whole} whole")
+    return 0 if all(row["status"] in ("equal", "whole") for row in rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
