@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import sys
 import traceback
@@ -138,6 +139,9 @@ def run(argv: Sequence[str] | None = None) -> int:
         if reconfigure is not None:
             # a path or a name may hold what the terminal's encoding has not
             reconfigure(errors="backslashreplace")
+    # torch and transformers are a million objects, and looking through them for cycles takes longer
+    # than a trace; this process ends soon
+    gc.set_threshold(200_000, 50, 1000)
     _not_kept()  # of what ran in this process before
     code = _guard(
         lambda: _run(arguments), debug="--debug" in own_arguments, as_json="--json" in own_arguments

@@ -239,6 +239,9 @@ class Profiler:
         vary, sizes = question.vary, question.sizes
         if vary is None or (known_family and answers_for(known_family[0], vary, sizes)):
             return family
+        if not known_family and vary and family[0].fold is not None:
+            # few layers cost little: the next question is mostly about another length
+            question = replace(question, vary=tuple(dict.fromkeys((*vary, "seq_len"))))
         return self._grow(question, family)
 
     def run_of(

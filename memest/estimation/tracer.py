@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["FoldedTrace", "Progress", "Tracer"]
 
 Progress = Callable[[str], None]
+
+_OF_FEW_LAYERS, _OF_ALL_LAYERS = 12, 5
+"""How many traces a first question mostly costs, with its largest batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,7 @@ class Tracer:
         self.module_inputs = module_inputs
         self._progress = progress
         self.traces_made = 0
+        self._seconds: list[float] = []
 
     @property
     def config(self) -> Any:
@@ -141,7 +146,7 @@ class Tracer:
             ) from error
         from memest.trace.session import build
 
-        self.say("building the model on the meta device")
+        self.say(f"{self._name}: building it on the meta device, without its weights")
         inputs = self.module_inputs
         meta_model = build(
             traced_setup(request),
@@ -172,15 +177,36 @@ class Tracer:
         meta_model = self.meta_model(question.profile, question.request)
         from memest.trace.session import trace_built
 
+        self._say_trace(question, stacks, periods)
+        self.traces_made += 1
+        began = time.monotonic()
+        setup = traced_setup(question.setup)
+        trace = trace_built(meta_model, setup, question.gpu, stacks=stacks, periods=periods)
+        self._seconds.append(time.monotonic() - began)
+        return trace
+
+    def _say_trace(
+        self, question: Question, stacks: Sequence[Stack], periods: Sequence[int]
+    ) -> None:
+        """Which trace is made, of how many, and how long they take."""
+        number = self.traces_made + 1
+        of_all = max(number, _OF_FEW_LAYERS if stacks else _OF_ALL_LAYERS)
         layers = " and ".join(
-            str(stack.depth - (stack.count - count) * stack.period)
+            f"{stack.depth - (stack.count - count) * stack.period} of {stack.depth} layers, "
             for stack, count in zip(stacks, periods, strict=True)
         )
-        of_layers = f" of {layers} layers" if layers else ""
-        self.say(f"tracing training steps{of_layers} at {sizes_text(question.sizes)}")
-        self.traces_made += 1
-        setup = traced_setup(question.setup)
-        return trace_built(meta_model, setup, question.gpu, stacks=stacks, periods=periods)
+        left = ""
+        if self._seconds:
+            seconds = (of_all - number + 1) * max(self._seconds[-3:])
+            left = f", about {max(round(seconds), 1)} s left"
+        self.say(
+            f"{self._name}, for the first time: trace {number} of about {of_all} "
+            f"({layers}{sizes_text(question.sizes)}){left}"
+        )
+
+    @property
+    def _name(self) -> str:
+        return self.source.id if self.source is not None else type(self.module).__name__
 
     def folded(self, question: Question, known_families: Sequence[Family]) -> FoldedTrace:
         """The training steps, of few layers where the others follow from them.
@@ -201,7 +227,10 @@ class Tracer:
         stacks = tuple(found)
         why = "too few are alike"
         traces: dict[tuple[int, ...], Trace] = {}
-        for plan in plans_for(stacks, list(found.values())):
+        plans = plans_for(stacks, list(found.values()))
+        known_folds = [family.fold for family in known_families if family.fold is not None]
+        kept_before = {fold.kept for fold in known_folds}
+        for plan in sorted(plans, key=lambda each: each.kept not in kept_before):
             chosen = tuple(stacks[number] for number in plan.stacks)
 
             def trace_at(depths: Depths, plan: FoldPlan = plan, chosen: Any = chosen) -> Trace:
@@ -224,7 +253,7 @@ class Tracer:
                     chosen,
                     plan.kept,
                 )
-                if meta_model.own_code:
+                if meta_model.own_code or not known_folds:
                     self._check_forward(question, unfold(shallow, fold))
                 return FoldedTrace(shallow, fold)
             except NoFoldError as error:
@@ -234,7 +263,7 @@ class Tracer:
         return FoldedTrace(self.steps(question), whole_because=why)
 
     def _check_forward(self, question: Question, unfolded: Trace) -> None:
-        """See that code which nobody knows does with every layer what was worked out.
+        """See that the model does with every layer what was worked out: run all of them once.
 
         Raises:
             NoFoldError: a layer does something else, by its number or by what it is given.
@@ -242,7 +271,7 @@ class Tracer:
         from memest.trace.session import trace_forward
 
         meta_model = self.meta_model(question.profile, question.request)
-        self.say(f"running all layers once at {sizes_text(question.sizes)}")
+        self.say(f"{self._name}: running all layers once ({sizes_text(question.sizes)})")
         forward = trace_forward(meta_model, traced_setup(question.setup), question.gpu)
         if not begins_with(unfolded, forward):
             raise NoFoldError("some of its layers are called otherwise than others")

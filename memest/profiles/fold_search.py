@@ -60,48 +60,57 @@ class FoldPlan:
         return (1,) * len(self.stacks)
 
 
-_MOST_STACKS = 2
+_MOST_STACKS = 3
 _TRACES_OF_A_FAMILY = 4
-_LEAST_LAYERS = 3
+_LEAST_LAYERS = (1, 3, 6)
 
 
 def plans_for(stacks: Sequence[Stack], costs: Sequence[int]) -> list[FoldPlan]:
     """What to try, in this order; empty where tracing the whole model costs no more.
 
-    Three layers are the least: one between the first and the last, which may be otherwise. Where
-    that is too few, one period more is tried.
+    One layer is the least for many. Where the first and the last do otherwise, it takes others
+    between them; and some models add what a tower saw behind each of their first layers.
 
     Args:
         stacks: of the model.
         costs: of tracing a layer of each, in any unit.
     """
     whole = sum(stack.depth * cost for stack, cost in zip(stacks, costs, strict=True))
-    best: tuple[int, FoldPlan] | None = None
-    numbers = range(len(stacks))
+    least = _TRACES_OF_A_FAMILY * whole
+    best: tuple[int, ...] = ()
     for size in range(1, min(_MOST_STACKS, len(stacks)) + 1):
-        for chosen in combinations(numbers, size):
-            kept = tuple(-(-_LEAST_LAYERS // stacks[number].period) for number in chosen)
-            if any(stacks[n].count < k + 3 for n, k in zip(chosen, kept, strict=True)):
-                continue
-            plan = FoldPlan(chosen, kept)
+        for chosen in combinations(range(len(stacks)), size):
+            plans = _plans_of(stacks, chosen)
+            cost = _cost_of(plans[0], stacks, costs, whole) if plans else least
+            if cost < least:
+                least, best = cost, chosen
+    return _plans_of(stacks, best)
 
-            def cost_of(depths: Depths, plan: FoldPlan = plan) -> int:
-                saved = sum(
-                    (stacks[n].count - periods) * stacks[n].period * costs[n]
-                    for n, periods in zip(plan.stacks, plan.periods(depths), strict=True)
-                )
-                return whole - saved
 
-            total = sum(map(cost_of, depths_to_trace(size)))
-            total += (_TRACES_OF_A_FAMILY - 1) * cost_of(plan.shallow)
-            if total < (best[0] if best else _TRACES_OF_A_FAMILY * whole):
-                best = total, plan
-    if best is None:
-        return []
-    plan = best[1]
-    deeper = FoldPlan(plan.stacks, tuple(kept + 1 for kept in plan.kept))
-    fits = all(stacks[n].count >= k + 3 for n, k in zip(deeper.stacks, deeper.kept, strict=True))
-    return [plan, deeper] if fits else [plan]
+def _plans_of(stacks: Sequence[Stack], chosen: Sequence[int]) -> list[FoldPlan]:
+    """The plans for some stacks, of few layers first."""
+    by_layers = (
+        tuple(-(-layers // stacks[number].period) for number in chosen) for layers in _LEAST_LAYERS
+    )
+    return [
+        FoldPlan(tuple(chosen), kept)
+        for kept in dict.fromkeys(by_layers)
+        if chosen and all(stacks[n].count >= k + 3 for n, k in zip(chosen, kept, strict=True))
+    ]
+
+
+def _cost_of(plan: FoldPlan, stacks: Sequence[Stack], costs: Sequence[int], whole: int) -> int:
+    """What a family costs."""
+
+    def cost_at(depths: Depths) -> int:
+        saved = sum(
+            (stacks[n].count - periods) * stacks[n].period * costs[n]
+            for n, periods in zip(plan.stacks, plan.periods(depths), strict=True)
+        )
+        return whole - saved
+
+    further = (_TRACES_OF_A_FAMILY - 1) * cost_at(plan.shallow)
+    return sum(map(cost_at, depths_to_trace(len(plan.stacks)))) + further
 
 
 def learn(traces: Mapping[Depths, Trace], stacks: Sequence[Stack], kept: Sequence[int]) -> Fold:

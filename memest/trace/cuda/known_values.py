@@ -240,7 +240,14 @@ def _freeze(value: Any) -> Any:
     Raises:
         _UnknownValueError: one of them has none.
     """
-    return tree_map_only(torch.Tensor, _freeze_tensor, value)
+    if isinstance(value, torch.Tensor):
+        return _freeze_tensor(value)
+    # arguments of operators are nested in nothing else
+    if isinstance(value, (tuple, list)):
+        return type(value)([_freeze(part) for part in value])
+    if isinstance(value, dict):
+        return {name: _freeze(part) for name, part in value.items()}
+    return value
 
 
 def _freeze_tensor(tensor: torch.Tensor) -> torch.Tensor | Recipe:

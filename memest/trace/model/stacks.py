@@ -26,6 +26,8 @@ _MOST_LAYERS_ALIKE = 12
 """The longest period that is looked for."""
 _COUNTS = re.compile(r"layers?$|n_layer|depth$|blocks?$")
 _NUMBER = re.compile(r"idx|index|layer|block|number")
+_INDICES = re.compile(r"ind(ex|ices)|idx|layers?$|stages?$")
+_SIDES = ("encoder", "decoder")
 _OWN = frozenset(("_parameters", "_buffers", "_modules"))
 _DEEP = 3
 
@@ -99,7 +101,7 @@ class _Layer:
                 continue
             if len(value) == length:
                 self._read(f"{name}[]", value[number], _DEEP)
-            if all(type(v) is int and 0 <= v < length for v in value):
+            if _INDICES.search(name) and all(type(v) is int and 0 <= v < length for v in value):
                 self.values[f"in {name}"] = number in value
 
     def _read_module(self, path: str, module: torch.nn.Module) -> None:
@@ -261,7 +263,8 @@ def _shorten(
     owner = model.get_submodule((prefix + stack.paths[0]).rpartition(".")[0])
     for source in (owner, getattr(owner, "config", None)):
         if source is not None:
-            _shorten_owner(vars(source), stack.depth, kept, undo)
+            both = bool(getattr(source, "is_encoder_decoder", False))
+            _shorten_owner(vars(source), stack, kept, undo, both=both)
 
 
 def _put_back(contents: dict[str, Any], before: dict[str, Any]) -> None:
@@ -280,14 +283,26 @@ def _renumber(layer: Any, old: int, new: int, undo: list[Callable[[], None]]) ->
 
 
 def _shorten_owner(
-    values: dict[str, Any], depth: int, kept: Sequence[int], undo: list[Callable[[], None]]
+    values: dict[str, Any],
+    stack: Stack,
+    kept: Sequence[int],
+    undo: list[Callable[[], None]],
+    *,
+    both: bool,
 ) -> None:
-    """What counts the layers, or has an entry for each."""
+    """What counts the layers, or has an entry for each.
+
+    Where one configuration is of ``both`` an encoder and a decoder, names say whose layers they
+    count.
+    """
+    sides = {side for side in _SIDES if any(side in path for path in stack.paths)}
     for name, value in list(values.items()):
         shorter: Any = None
-        if type(value) is int and value == depth and _COUNTS.search(name):
+        named_sides = {side for side in _SIDES if side in name}
+        is_of_other = not named_sides <= sides or (both and not named_sides)
+        if type(value) is int and value == stack.depth and _COUNTS.search(name) and not is_of_other:
             shorter = len(kept)
-        elif isinstance(value, (list, tuple)) and len(value) == depth:
+        elif isinstance(value, (list, tuple)) and len(value) == stack.depth:
             shorter = type(value)(value[number] for number in kept)
         if shorter is not None:
             undo.append(partial(values.__setitem__, name, value))
