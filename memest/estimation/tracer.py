@@ -223,6 +223,9 @@ class Tracer:
         meta_model = self.meta_model(question.profile, question.request)
         from memest.trace.session import stacks_of
 
+        if question.setup.torch_compile:
+            why = "a compiled graph is one for all of them, and scheduled as one"
+            return FoldedTrace(self.steps(question), whole_because=why)
         found = stacks_of(meta_model, traced_setup(question.setup))
         stacks = tuple(found)
         why = "too few are alike"

@@ -62,7 +62,8 @@ class FoldPlan:
 
 _MOST_STACKS = 3
 _TRACES_OF_A_FAMILY = 4
-_LEAST_LAYERS = (1, 3, 6)
+_LEAST = ((1, 1), (3, 1), (6, 2))
+"""Layers and periods."""
 
 
 def plans_for(stacks: Sequence[Stack], costs: Sequence[int]) -> list[FoldPlan]:
@@ -81,16 +82,24 @@ def plans_for(stacks: Sequence[Stack], costs: Sequence[int]) -> list[FoldPlan]:
     for size in range(1, min(_MOST_STACKS, len(stacks)) + 1):
         for chosen in combinations(range(len(stacks)), size):
             plans = _plans_of(stacks, chosen)
-            cost = _cost_of(plans[0], stacks, costs, whole) if plans else least
+            cost = sum(_costs_of(plans[0], stacks, costs, whole)) if plans else least
             if cost < least:
                 least, best = cost, chosen
-    return _plans_of(stacks, best)
+    out, spent = [], 0
+    for plan in _plans_of(stacks, best):
+        search, further = _costs_of(plan, stacks, costs, whole)
+        if spent + search + further >= _TRACES_OF_A_FAMILY * whole:
+            break
+        out.append(plan)
+        spent += search
+    return out
 
 
 def _plans_of(stacks: Sequence[Stack], chosen: Sequence[int]) -> list[FoldPlan]:
     """The plans for some stacks, of few layers first."""
     by_layers = (
-        tuple(-(-layers // stacks[number].period) for number in chosen) for layers in _LEAST_LAYERS
+        tuple(max(-(-layers // stacks[number].period), periods) for number in chosen)
+        for layers, periods in _LEAST
     )
     return [
         FoldPlan(tuple(chosen), kept)
@@ -99,8 +108,10 @@ def _plans_of(stacks: Sequence[Stack], chosen: Sequence[int]) -> list[FoldPlan]:
     ]
 
 
-def _cost_of(plan: FoldPlan, stacks: Sequence[Stack], costs: Sequence[int], whole: int) -> int:
-    """What a family costs."""
+def _costs_of(
+    plan: FoldPlan, stacks: Sequence[Stack], costs: Sequence[int], whole: int
+) -> tuple[int, int]:
+    """What it costs to find a fold, and to make a family of it."""
 
     def cost_at(depths: Depths) -> int:
         saved = sum(
@@ -110,7 +121,7 @@ def _cost_of(plan: FoldPlan, stacks: Sequence[Stack], costs: Sequence[int], whol
         return whole - saved
 
     further = (_TRACES_OF_A_FAMILY - 1) * cost_at(plan.shallow)
-    return sum(map(cost_at, depths_to_trace(len(plan.stacks)))) + further
+    return sum(map(cost_at, depths_to_trace(len(plan.stacks)))), further
 
 
 def learn(traces: Mapping[Depths, Trace], stacks: Sequence[Stack], kept: Sequence[int]) -> Fold:
