@@ -69,8 +69,15 @@ def process_1() -> int:
     return subprocess.run(command, check=True).returncode
 
 
+def imports_1() -> int:
+    """A process: torch is imported, and the code of one model, which no trace can spare."""
+    code = "import torch; from transformers.models.qwen3 import modeling_qwen3"
+    return subprocess.run([sys.executable, "-c", code], check=True).returncode
+
+
 REFERENCES: dict[str, Callable[[], int]] = {
     "python-1": python_1,
     "meta-1": meta_1,
     "process-1": process_1,
+    "imports-1": imports_1,
 }

@@ -10,12 +10,19 @@ from memest.config.optimizers import facts_of
 from memest.config.parallelism import Strategy
 from memest.config.setup import Setup
 from memest.errors import MissingDependencyError
-from memest.events import Weight
+from memest.events import Trace, Weight
 from memest.profiles.cache import digest_of
-from memest.profiles.document import FORMAT, family_to_json
+from memest.profiles.document import FORMAT, family_to_json, rule_to_json
 from memest.profiles.family import Family, Point, single_trace_family
 from memest.profiles.known_profiles import KnownProfiles
 from memest.profiles.program import Program
+from memest.profiles.updates import (
+    NoRuleError,
+    UpdateRule,
+    find_rule,
+    marked_weights,
+    shape_classes,
+)
 from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["OptimizerTraces"]
@@ -41,6 +48,7 @@ class OptimizerTraces:
         self._keeps = keeps
         self._say = say
         self._families: dict[str, Family] = {}
+        self._rules: dict[str, UpdateRule | None] = {}
         self._weights: dict[tuple[int, Point | None], tuple[Family, tuple[Weight, ...], str]] = {}
         self._programs: dict[tuple[int, str], tuple[Family, Program]] = {}
 
@@ -129,28 +137,62 @@ class OptimizerTraces:
             key["library"] = [facts.package, release(facts.package.replace("-", "_"))]
         name = digest_of(key)
         updates = self._families.get(name)
+        if updates is None and self._keeps:
+            updates = self._known_profiles.stored_family(key, "updates")
         if updates is None:
-            updates = self._known_profiles.stored_family(key, "updates") if self._keeps else None
+            updates = self._by_rule(weights, setup, gpu, key)
         if updates is None:
-            try:
-                from memest.trace.training import trace_updates
-            except ImportError as error:
-                raise MissingDependencyError(
-                    "Tracing an optimizer needs torch and transformers: pip install "
-                    "'memest[torch]'."
-                ) from error
-            self._say(f"tracing {setup.optimizer}")
             roles = None
             if facts.by_module:
                 from memest.trace.model.roles import roles_of
 
                 roles = roles_of(model())
-            trace = trace_updates(weights, setup, gpu, roles)
-            updates = single_trace_family(trace, {})
+            updates = single_trace_family(self._trace(weights, setup, gpu, roles), {})
             if self._keeps:
                 self._known_profiles.write(key, "updates", family_to_json(updates))
         self._families[name] = updates
         return name, updates
+
+    def _by_rule(
+        self, weights: tuple[Weight, ...], setup: Setup, gpu: GpuTraits, key: dict[str, Any]
+    ) -> Family | None:
+        """Updates that follow from those of other shapes; None where they do not."""
+        facts = facts_of(setup.optimizer)
+        if facts.by_module or facts.package or facts.block_states:
+            return None  # what they do depends on more than shapes, or on sizes themselves
+        rule_key = {**key, "weights": digest_of(shape_classes(weights)), "rule": 1}
+        name = digest_of(rule_key)
+        if name not in self._rules:
+            rule = None
+            if self._keeps:
+                rule = self._known_profiles.stored_rule(rule_key, len(weights))
+            if rule is None:
+                rule = self._find_rule(weights, setup, gpu)
+                if rule is not None and self._keeps:
+                    self._known_profiles.write(rule_key, "rule", rule_to_json(rule))
+            self._rules[name] = rule
+        found = self._rules[name]
+        return None if found is None else found.at(weights)
+
+    def _find_rule(
+        self, weights: tuple[Weight, ...], setup: Setup, gpu: GpuTraits
+    ) -> UpdateRule | None:
+        try:
+            marks = marked_weights(weights)
+            trace = self._trace(weights, setup, gpu, None)
+            return find_rule(trace, weights, self._trace(marks, setup, gpu, None), marks)
+        except NoRuleError:
+            return None
+
+    def _trace(self, weights: Any, setup: Setup, gpu: GpuTraits, roles: Any) -> Trace:
+        try:
+            from memest.trace.training import trace_updates
+        except ImportError as error:
+            raise MissingDependencyError(
+                "Tracing an optimizer needs torch and transformers: pip install 'memest[torch]'."
+            ) from error
+        self._say(f"tracing {setup.optimizer}")
+        return trace_updates(weights, setup, gpu, roles)
 
     def _weights_of(self, family: Family, point: Point) -> tuple[tuple[Weight, ...], str]:
         """The weights at a point, and a digest of them."""

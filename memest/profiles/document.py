@@ -37,6 +37,7 @@ from memest.profiles.fold import Fold, FoldRun, PointerRule, check_fold
 from memest.profiles.formula import Formula
 from memest.profiles.sizing import SIZES, Rule, SizeAnswer, Sizing
 from memest.profiles.transcript import Stack
+from memest.profiles.updates import Number, UpdateRule
 from memest.workspaces.attention_choice import SdpaCall
 from memest.workspaces.operator_call import DTYPE_BYTES, OpCall, TensorSpec
 
@@ -47,6 +48,8 @@ __all__ = [
     "domain_to_json",
     "family_from_json",
     "family_to_json",
+    "rule_from_json",
+    "rule_to_json",
     "sizing_from_json",
     "sizing_to_json",
 ]
@@ -459,6 +462,38 @@ def _text(value: Any) -> str:
     _require(isinstance(value, str), "text")
     text: str = value
     return text
+
+
+# -- updates --------------------------------------------------------------------------------------
+
+
+def rule_to_json(rule: UpdateRule) -> dict[str, Any]:
+    """The document of what an optimizer does to weights of any shapes."""
+    numbers = [[number.factor, number.weight, number.axis] for number in rule.numbers]
+    return {"updates": family_to_json(rule.family), "numbers": numbers}
+
+
+def rule_from_json(document: Any, weights: int) -> UpdateRule:
+    """Read such a rule.
+
+    Args:
+        document: as :func:`rule_to_json` writes it.
+        weights: how many weights it is for.
+
+    Raises:
+        BadDocumentError: it is none.
+    """
+    try:
+        family = family_from_json(document["updates"])
+        numbers = tuple(
+            Number(_whole(factor), _whole(weight), _whole(axis))
+            for factor, weight, axis in document["numbers"]
+        )
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise BadDocumentError(f"{type(error).__name__}: {error}") from error
+    _require(len(numbers) == len(family.table.formulas), "numbers")
+    _require(all(-1 <= n.weight < weights and n.axis >= -1 for n in numbers), "numbers")
+    return UpdateRule(family, numbers)
 
 
 # -- sizings --------------------------------------------------------------------------------------

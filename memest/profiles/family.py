@@ -25,6 +25,7 @@ __all__ = [
     "Family",
     "FamilyDomain",
     "FormulaTable",
+    "Merger",
     "NotAlikeError",
     "Point",
     "Ref",
@@ -325,7 +326,49 @@ def _structure(trace: Trace) -> tuple[Any, ...]:
     )
 
 
-class _Maker:
+class Merger:
+    """Puts values that differ in numbers together: :class:`Ref` stands where they differ."""
+
+    def place(self, values: tuple[int, ...]) -> int:
+        """The place in the table of a number with these values."""
+        raise NotImplementedError
+
+    def merge(self, calls: Sequence[Any]) -> Any:
+        """One call for all points."""
+        first = calls[0]
+        if all(call == first for call in calls[1:]):
+            return first
+        values = {
+            field.name: self._value([getattr(call, field.name) for call in calls])
+            for field in fields(first)
+        }
+        return type(first)(**values)
+
+    def _value(self, values: Sequence[Any]) -> Any:
+        first = values[0]
+        if all(value == first for value in values[1:]):
+            return first
+        kinds = {type(value) for value in values}
+        if len(kinds) > 1:
+            raise NotAlikeError
+        if isinstance(first, TensorSpec):
+            if len({(v.dtype, v.on_host) for v in values}) > 1:
+                raise NotAlikeError
+            shape = self._value([v.shape for v in values])
+            stride = self._value([v.stride for v in values])
+            return TensorSpec(shape, stride, first.dtype, first.on_host)
+        if isinstance(first, tuple):
+            if len({len(value) for value in values}) > 1:
+                raise NotAlikeError
+            return tuple(self._value(parts) for parts in zip(*values, strict=True))
+        if isinstance(first, float):
+            return first  # scales and learning rates do not size anything
+        if isinstance(first, int) and not isinstance(first, bool):
+            return Ref(self.place(tuple(values)))
+        raise NotAlikeError
+
+
+class _Maker(Merger):
     """Finds the formula of every combination of numbers once."""
 
     def __init__(
@@ -371,40 +414,6 @@ class _Maker:
         except NoFormulaError:
             return False
         return True
-
-    def merge(self, calls: Sequence[Any]) -> Any:
-        """One call for all points."""
-        first = calls[0]
-        if all(call == first for call in calls[1:]):
-            return first
-        values = {
-            field.name: self._value([getattr(call, field.name) for call in calls])
-            for field in fields(first)
-        }
-        return type(first)(**values)
-
-    def _value(self, values: Sequence[Any]) -> Any:
-        first = values[0]
-        if all(value == first for value in values[1:]):
-            return first
-        kinds = {type(value) for value in values}
-        if len(kinds) > 1:
-            raise NotAlikeError
-        if isinstance(first, TensorSpec):
-            if len({(v.dtype, v.on_host) for v in values}) > 1:
-                raise NotAlikeError
-            shape = self._value([v.shape for v in values])
-            stride = self._value([v.stride for v in values])
-            return TensorSpec(shape, stride, first.dtype, first.on_host)
-        if isinstance(first, tuple):
-            if len({len(value) for value in values}) > 1:
-                raise NotAlikeError
-            return tuple(self._value(parts) for parts in zip(*values, strict=True))
-        if isinstance(first, float):
-            return first  # scales and learning rates do not size anything
-        if isinstance(first, int) and not isinstance(first, bool):
-            return Ref(self.place(tuple(values)))
-        raise NotAlikeError
 
 
 def _fill_in(value: Any, numbers: Sequence[int]) -> Any:

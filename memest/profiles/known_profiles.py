@@ -24,6 +24,7 @@ from memest.profiles.document import (
     domain_to_json,
     family_from_json,
     family_to_json,
+    rule_from_json,
     sizing_from_json,
     sizing_to_json,
 )
@@ -31,6 +32,7 @@ from memest.profiles.family import Family, FamilyDomain, Point, single_trace_fam
 from memest.profiles.formula import NoFormulaError
 from memest.profiles.model_card import ModelCard
 from memest.profiles.sizing import Sizing
+from memest.profiles.updates import UpdateRule
 from memest.workspaces.attention_choice import choose_backend
 from memest.workspaces.operator_call import GpuTraits
 from memest.workspaces.registry import reads_calls
@@ -266,6 +268,20 @@ class KnownProfiles:
                     continue
                 if _notes_enough(family):
                     return family
+        return None
+
+    def stored_rule(self, key: dict[str, Any], weights: int) -> UpdateRule | None:
+        """What an optimizer does to so many weights of any shapes, where it is kept under a key."""
+        for store in self._stores:
+            name = _digest_in(store, key)
+            for document in store.read(name, "rule"):
+                try:
+                    rule = rule_from_json(document.content, weights)
+                except (BadDocumentError, ValueError):
+                    store.forget(name, document.name)
+                    continue
+                if _notes_enough(rule.family):
+                    return rule
         return None
 
 

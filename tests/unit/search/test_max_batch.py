@@ -291,7 +291,7 @@ def test_a_curve_costs_no_traces_where_every_size_takes_one(tmp_path, monkeypatc
     )  # fmt: skip
     answer = found.answers[0]
     assert "looking for the largest batch on Tesla T4" in said
-    lines = [line for line in said if "tracing training" in line]
+    lines = [line for line in said if ": trace " in line]
     traced = {int(line.split("batch ")[1].split(",")[0]) for line in lines}
 
     assert {point.size for point in answer.curve} <= traced
