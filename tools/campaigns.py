@@ -82,6 +82,18 @@ CAMPAIGNS = (
         minutes=20,
     ),
     Campaign(
+        name="folds",
+        command="python tools/folds.py",
+        proves="one model of every family, traced from few layers and whole: the same events",
+        page="docs/folding.md",
+        speaks_of=(
+            "memest/profiles/fold.py", "memest/profiles/fold_search.py",
+            "memest/profiles/transcript.py", "memest/trace/model/stacks.py",
+        ),
+        releases=("torch", "transformers"),
+        minutes=25,
+    ),
+    Campaign(
         name="hostile input",
         command="python tools/fuzz --write",
         proves="100,000 changed inputs: no reader crashes, hangs, floods or does what none may do",

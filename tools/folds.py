@@ -106,7 +106,8 @@ def in_one_order(events: array[int]) -> array[int]:
 
     out = array("q")
     for is_free, group in groupby(events, key=lambda event: event & 3 == FREE):
-        out.extend(sorted(group) if is_free else group)
+        members = list(group)
+        out.extend(sorted(members) if is_free else members)
     return out
 
 
@@ -184,7 +185,8 @@ def _report(rows: list[dict[str, Any]], seed: int) -> str:
         mark = "" if row["status"] in ("equal", "whole") else f"**{row['status']}** "
         events = f"{row['events']:,}" if "events" in row else ""
         lines.append(
-            f"| {row['model_type']} | {row['id']} | {setup} | {mark}{what}{note} | {depths} | {events} |"
+            f"| {row['model_type']} | {row['id']} | {setup} | {mark}{what}{note} | {depths} "
+            f"| {events} |"
         )
     return "\n".join(lines) + "\n"
 
