@@ -47,7 +47,7 @@ def with_rule(monkeypatch):
 
 def unnoted(store, prefix):
     found = [
-        family_from_json(document.content).skeleton.unnoted_ops
+        family_from_json(document.content.get("updates", document.content)).skeleton.unnoted_ops
         for entry in store.entries() for document in store.read(entry.digest, prefix)
     ]  # fmt: skip
     assert found
@@ -85,7 +85,7 @@ def test_a_rule_for_what_they_saw_has_them_traced_anew(shipped, with_rule):
 
 
 def test_so_has_a_rule_for_what_the_optimizer_does(shipped, with_rule):
-    ops = sorted(unnoted(shipped, "updates") - unnoted(shipped, "steps"))
+    ops = sorted(unnoted(shipped, "rule") - unnoted(shipped, "steps"))
     before, _ = asked(shipped)
     with_rule(ops[0])
     found, traced = asked(shipped)
