@@ -64,8 +64,9 @@ def asked(store):
     tracer = Profiler(
         source=resolve_model(MODEL), stores=(Store(None), store), progress=said.append
     )
+    stream = stream_of(tracer)
     traced = {line.split()[1] for line in said if line.startswith("tracing")}
-    return stream_of(tracer), traced | {"training" for line in said if ": trace " in line}
+    return stream, traced | {"training" for line in said if ": trace " in line}
 
 
 def test_without_a_new_rule_they_answer(shipped):
