@@ -257,7 +257,7 @@ class Tracer:
                     plan.kept,
                 )
                 if meta_model.own_code or not known_folds:
-                    self._check_forward(question, unfold(shallow, fold))
+                    self._check_beginning(question, unfold(shallow, fold))
                 return FoldedTrace(shallow, fold)
             except NoFoldError as error:
                 why = str(error)
@@ -265,18 +265,18 @@ class Tracer:
                 why = "the model does not run with fewer"
         return FoldedTrace(self.steps(question), whole_because=why)
 
-    def _check_forward(self, question: Question, unfolded: Trace) -> None:
+    def _check_beginning(self, question: Question, unfolded: Trace) -> None:
         """See that the model does with every layer what was worked out: run all of them once.
 
         Raises:
             NoFoldError: a layer does something else, by its number or by what it is given.
         """
-        from memest.trace.session import trace_forward
+        from memest.trace.session import trace_beginning
 
         meta_model = self.meta_model(question.profile, question.request)
         self.say(f"{self._name}: running all layers once ({sizes_text(question.sizes)})")
-        forward = trace_forward(meta_model, traced_setup(question.setup), question.gpu)
-        if not begins_with(unfolded, forward):
+        beginning = trace_beginning(meta_model, traced_setup(question.setup), question.gpu)
+        if not begins_with(unfolded, beginning):
             raise NoFoldError("some of its layers are called otherwise than others")
 
     def evaluation(self, question: Question, *, generates: bool, ranks: int | None) -> Trace:

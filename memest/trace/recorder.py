@@ -39,7 +39,7 @@ from memest.trace.meta_results import MetaResults
 from memest.workspaces.operator_call import OpCall, TensorSpec, Value
 from memest.workspaces.registry import reads_calls
 
-__all__ = ["ForwardDone", "Recorder", "local"]
+__all__ = ["PhaseDone", "Recorder", "local"]
 
 aten = torch.ops.aten
 
@@ -76,8 +76,8 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return local(shard)
 
 
-class ForwardDone(BaseException):
-    """The forward that was asked for is at its end: no error, and for nobody else to catch."""
+class PhaseDone(BaseException):
+    """The phase that was asked for is at its end: no error, and for nobody else to catch."""
 
 
 class Recorder(TorchDispatchMode):
@@ -121,7 +121,7 @@ class Recorder(TorchDispatchMode):
         self.questions: dict[str, int] = {}
         self.failed_module = ""
         self.failed_update = False
-        self.ends_with_forward = False
+        self.ends_after: Phase | None = None
         self._results = MetaResults()
 
     @classmethod
@@ -136,9 +136,9 @@ class Recorder(TorchDispatchMode):
         trace = self.trace
         if trace.marks and trace.marks[-1].phase is Phase.FORWARD:
             self._promote(trace.marks[-1])
-            if self.ends_with_forward:
-                self.forget()
-                raise ForwardDone
+        if trace.marks and trace.marks[-1].phase is self.ends_after:
+            self.forget()
+            raise PhaseDone
         self._settle_recompute()
         trace.events.append(len(trace.marks) << 2 | MARK)
         trace.marks.append(Mark(phase, step, micro_step))

@@ -14,7 +14,7 @@ from memest.catalog.resolve import ModelSource
 from memest.config.inputs import ModuleInputs
 from memest.config.setup import Attention, Precision, Setup
 from memest.errors import ConfigError
-from memest.events import Trace
+from memest.events import Phase, Trace
 from memest.profiles.model_card import ModelCard
 from memest.profiles.sizing import SizeAnswer
 from memest.profiles.transcript import Stack
@@ -86,8 +86,8 @@ __all__ = [
     "evaluate_built",
     "rank_model",
     "stacks_of",
+    "trace_beginning",
     "trace_built",
-    "trace_forward",
 ]
 
 
@@ -388,9 +388,13 @@ def stacks_of(meta_model: MetaModel, setup: Setup) -> dict[Stack, int]:
         return find_stacks(meta_model.model)
 
 
-def trace_forward(meta_model: MetaModel, setup: Setup, gpu: GpuTraits) -> Trace:
-    """Trace loading and the first forward alone, layer by layer."""
-    plan = replace(plan_to_compose(setup), first_forward=True)
+def trace_beginning(meta_model: MetaModel, setup: Setup, gpu: GpuTraits) -> Trace:
+    """Trace loading and the first forward alone, layer by layer.
+
+    Of code that nobody knows the backward too: hooks on gradients leave no mark in the forward.
+    """
+    last = Phase.BACKWARD if meta_model.own_code else Phase.FORWARD
+    plan = replace(plan_to_compose(setup), ends_after=last)
     return trace_built(meta_model, setup, gpu, plan)
 
 

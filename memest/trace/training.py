@@ -48,7 +48,7 @@ from memest.trace.parallel.collectives import collective_handlers
 from memest.trace.parallel.context_parallel import Split
 from memest.trace.parallel.ulysses_batches import UlyssesBatches
 from memest.trace.parallel.zero3 import hooks_of_stage_3, linear_of_stage_3
-from memest.trace.recorder import ForwardDone, Recorder
+from memest.trace.recorder import PhaseDone, Recorder
 from memest.workspaces.operator_call import GpuTraits
 
 __all__ = [
@@ -73,13 +73,13 @@ class TracePlan:
         steps: optimizer steps.
         micro_steps: micro-steps of each, or of each one its own number.
         updates: False leaves clipping and the optimizer out, to be traced apart.
-        first_forward: the trace ends with the first forward.
+        ends_after: the phase that the trace ends with, when it first comes to its end.
     """
 
     steps: int = 2
     micro_steps: int | tuple[int, ...] = 1
     updates: bool = True
-    first_forward: bool = False
+    ends_after: Phase | None = None
 
     @property
     def micro_steps_by_step(self) -> tuple[int, ...]:
@@ -155,11 +155,11 @@ def trace_training(
                 "calls what it likes: leave --torch-compile out, or give inputs and a loss."
             )
         stack.enter_context(compile_model(run, setup, gpu))
-        recorder.ends_with_forward = plan.first_forward
+        recorder.ends_after = plan.ends_after
         if own_step is not None and own_step.optimizers is not None:
             run_own_steps(run, own_step)
         else:
-            with suppress(ForwardDone):
+            with suppress(PhaseDone):
                 run_steps(run)
         if not plan.updates:
             recorder.trace.weights = run.weights

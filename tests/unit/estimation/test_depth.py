@@ -58,6 +58,15 @@ class Counting(Tower):
         return x * torch.sigmoid(x) if number == 7 else x
 
 
+class Hooking(Tower):
+    """One whose eighth layer's gradient is written anew, which no forward shows."""
+
+    def between(self, number: int, x: torch.Tensor) -> torch.Tensor:
+        if number == 7:
+            x.register_hook(lambda gradient: gradient * gradient)
+        return x
+
+
 def traced(model: Any, **options: Any) -> tuple[FoldedTrace, Any]:
     """The steps from few layers where that goes, and whole."""
     request = setup_from_options(**options)
@@ -132,8 +141,9 @@ def test_a_layer_that_is_not_as_the_others_is_seen(trap: Callable[[Tower], None]
     assert unfold(plain.trace, plain.fold) != whole
 
 
-def test_code_that_counts_layers_is_run_once() -> None:
-    few, whole = traced(Counting())
+@pytest.mark.parametrize("kind", [Counting, Hooking])
+def test_code_that_counts_layers_is_run_once(kind: type[Tower]) -> None:
+    few, whole = traced(kind())
     assert few.fold is None
     assert few.whole_because
     assert few.trace == whole
