@@ -25,11 +25,14 @@ from memest.profiles.updates import (
 )
 from memest.workspaces.operator_call import GpuTraits
 
-__all__ = ["OptimizerTraces"]
+__all__ = ["BY_SHAPE", "OptimizerTraces"]
 
 _UPDATE_FIELDS = ("max_grad_norm", "master_weights", "loop")
 _OPTIONAL_FIELDS = ("optim_args", "optim_target_modules", "weight_decay")
 _MAX_PROGRAMS = 16
+BY_SHAPE = frozenset(("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor"))
+"""Optimizers that do the same to weights of any size. Those of libraries may not: torchao and
+bitsandbytes keep small states whole."""
 
 
 class OptimizerTraces:
@@ -157,10 +160,9 @@ class OptimizerTraces:
         self, weights: tuple[Weight, ...], setup: Setup, gpu: GpuTraits, key: dict[str, Any]
     ) -> Family | None:
         """Updates that follow from those of other shapes; None where they do not."""
-        facts = facts_of(setup.optimizer)
-        if facts.by_module or facts.package or facts.block_states:
-            return None  # what they do depends on more than shapes, or on sizes themselves
-        rule_key = {**key, "weights": digest_of(shape_classes(weights)), "rule": 1}
+        if setup.optimizer not in BY_SHAPE:
+            return None
+        rule_key = {**key, "weights": digest_of(shape_classes(weights)), "rule": 2}
         name = digest_of(rule_key)
         if name not in self._rules:
             rule = None

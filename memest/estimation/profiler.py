@@ -374,16 +374,28 @@ class Profiler:
         fold = family[0].fold
         self._known_profiles.read_families(profile, lambda _: True)
 
-        def trace_at(sizes: Sizes) -> Trace:
+        def resized(sizes: Sizes) -> Question:
             resized_setup = replace(setup, **fields_of(sizes))
             request = question.request
             if sizes.get("image_size") != question.sizes.get("image_size"):
                 request = replace(request, image_size=resized_setup.image_size)
-            resized_question = replace(question, request=request, setup=resized_setup)
+            return replace(question, request=request, setup=resized_setup)
+
+        def trace_at(sizes: Sizes) -> Trace:
             if fold is None:
-                return self._tracer.steps(resized_question)
+                return self._tracer.steps(resized(sizes))
             periods = [kept + 1 for kept in fold.kept]
-            return self._tracer.steps(resized_question, fold.stacks, periods)
+            return self._tracer.steps(resized(sizes), fold.stacks, periods)
+
+        def follows(family: Family) -> bool:
+            """Whether layers are as alike at both ends of a family as they are here."""
+            if family.fold is None:
+                return True
+            ends = {min(family.points), max(family.points)}
+            return all(
+                self._tracer.follows(resized(family.domain.sizes_at(end)), family, end)
+                for end in ends
+            )
 
         search = FamilySearch(
             families=profile.families,
@@ -400,6 +412,8 @@ class Profiler:
                 if new_family is None:
                     self._known_profiles.save_model(profile)  # it is not looked for there again
                     continue
+                if not follows(new_family):
+                    break
                 self._known_profiles.keep_family(profile, new_family)
                 point = new_family.point_of(question.sizes)
                 if point is not None:

@@ -16,7 +16,7 @@ from memest.estimation.question import Question
 from memest.events import Trace
 from memest.profiles.axes import key_of, sizes_text, traced_setup, windows
 from memest.profiles.document import FORMAT
-from memest.profiles.family import Family, alike
+from memest.profiles.family import Family, Point, alike
 from memest.profiles.fold import Fold, begins_with, unfold
 from memest.profiles.fold_search import (
     Depths,
@@ -38,6 +38,7 @@ Progress = Callable[[str], None]
 
 _OF_FEW_LAYERS, _OF_ALL_LAYERS = 12, 5
 """How many traces a first question mostly costs, with its largest batch."""
+_CALLED_OTHERWISE = "some are called otherwise than others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,17 @@ class FoldedTrace:
     trace: Trace
     fold: Fold | None = None
     whole_because: str = ""
+
+
+def _known_fold(
+    families: Sequence[Family], stacks: Sequence[Stack], kept: Sequence[int], shallow: Trace
+) -> Fold | None:
+    """The fold of a family whose steps are like these."""
+    for family in families:
+        fold = family.fold
+        if fold is not None and fold.is_of(stacks, kept) and alike(family.skeleton, shallow):
+            return fold
+    return None
 
 
 class Tracer:
@@ -226,9 +238,14 @@ class Tracer:
         if question.setup.torch_compile:
             why = "a compiled graph is one for all of them, and scheduled as one"
             return FoldedTrace(self.steps(question), whole_because=why)
-        found = stacks_of(meta_model, traced_setup(question.setup))
+        why, found = "too few are alike", {}
+        try:
+            found = stacks_of(meta_model, traced_setup(question.setup))
+        except MemestError:
+            raise
+        except Exception:  # noqa: BLE001 - attributes of code that nobody knows may do anything
+            why = "what they are made of cannot be read"
         stacks = tuple(found)
-        why = "too few are alike"
         traces: dict[tuple[int, ...], Trace] = {}
         plans = plans_for(stacks, list(found.values()))
         known_folds = [family.fold for family in known_families if family.fold is not None]
@@ -244,19 +261,16 @@ class Tracer:
 
             try:
                 shallow = trace_at(plan.shallow)
-                for family in known_families:
-                    if (
-                        family.fold is not None
-                        and family.fold.is_of(chosen, plan.kept)
-                        and alike(family.skeleton, shallow)
-                    ):
-                        return FoldedTrace(shallow, family.fold)
-                fold = learn(
-                    {depths: trace_at(depths) for depths in depths_to_trace(len(chosen))},
-                    chosen,
-                    plan.kept,
-                )
-                if meta_model.own_code or not known_folds:
+                fold = _known_fold(known_families, chosen, plan.kept, shallow)
+                if fold is None:
+                    depths = depths_to_trace(len(chosen))
+                    fold = learn({each: trace_at(each) for each in depths}, chosen, plan.kept)
+                if meta_model.own_code:
+                    # it may do anything with a layer by its number, and in any of its steps
+                    whole = self.steps(question)
+                    if unfold(shallow, fold) != whole:
+                        return FoldedTrace(whole, whole_because=_CALLED_OTHERWISE)
+                elif plan.kept not in kept_before:
                     self._check_beginning(question, unfold(shallow, fold))
                 return FoldedTrace(shallow, fold)
             except NoFoldError as error:
@@ -264,6 +278,15 @@ class Tracer:
             except MemestError:
                 why = "the model does not run with fewer"
         return FoldedTrace(self.steps(question), whole_because=why)
+
+    def follows(self, question: Question, family: Family, point: Point) -> bool:
+        """Whether what a folded family says of a point is what the whole model does there.
+
+        Asked of code that nobody knows alone: what it does with a layer may depend on sizes.
+        """
+        if not self.meta_model(question.profile, question.request).own_code:
+            return True
+        return family.unfolded().at(point) == self.steps(question)
 
     def _check_beginning(self, question: Question, unfolded: Trace) -> None:
         """See that the model does with every layer what was worked out: run all of them once.
@@ -277,7 +300,7 @@ class Tracer:
         self.say(f"{self._name}: running all layers once ({sizes_text(question.sizes)})")
         beginning = trace_beginning(meta_model, traced_setup(question.setup), question.gpu)
         if not begins_with(unfolded, beginning):
-            raise NoFoldError("some of its layers are called otherwise than others")
+            raise NoFoldError(_CALLED_OTHERWISE)
 
     def evaluation(self, question: Question, *, generates: bool, ranks: int | None) -> Trace:
         """The first batches of an evaluation, or the first steps of a generation."""

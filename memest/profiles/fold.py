@@ -221,17 +221,39 @@ def unfold(
 
 
 def begins_with(trace: Trace, beginning: Trace) -> bool:
-    """Whether a trace does at first what another one does: the same memory, in the same modules."""
-    count, sites = len(beginning.sizes), len(beginning.call_of_site)
+    """Whether a trace does at first what another one does, which ends behind one of its phases."""
+    events, count = len(beginning.events), len(beginning.sizes)
+    sites, choices = len(beginning.call_of_site), len(beginning.attention_choices)
+    first = replace(trace)
+    first.events, first.sizes = trace.events[:events], trace.sizes[:count]
+    first.marks = trace.marks[: len(beginning.marks)]
+    first.launches = trace.launches[: len(beginning.marks)]
+    first.cues = trace.cues[: len(beginning.cues)]
+    first.seams = trace.seams[: len(beginning.seams)]
+    first.attention_choices = trace.attention_choices[:choices]
     own_calls = [trace.calls[number] for number in trace.call_of_site[:sites]]
     calls = [beginning.calls[number] for number in beginning.call_of_site]
+    ops = [trace.op_names[op] for op in trace.ops[:count]]
     return (
-        trace.events[: len(beginning.events)] == beginning.events
-        and trace.sizes[:count] == beginning.sizes
+        own_calls == calls
+        and ops == [beginning.op_names[op] for op in beginning.ops]
         and trace.modules[:count] == beginning.modules
-        and own_calls == calls
-        and trace.module_names == beginning.module_names
+        and trace.site_modules[:sites] == beginning.site_modules
+        and trace.categories[:count] == beginning.categories
+        and all(getattr(first, name) == getattr(beginning, name) for name in _OF_A_PHASE)
     )
+
+
+_OF_A_PHASE = (
+    "events",
+    "sizes",
+    "marks",
+    "launches",
+    "cues",
+    "seams",
+    "attention_choices",
+    "module_names",
+)
 
 
 class _Unfolding:

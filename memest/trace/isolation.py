@@ -242,8 +242,24 @@ def is_own(kind: type) -> bool:
 
 
 def own_code(model: Any) -> bool:
-    """Whether some module of a model is the user's, or an unknown library's."""
-    return any(is_own(type(module)) for module in model.modules())
+    """Whether some module of a model, or a hook on one, is the user's, or an unknown library's."""
+    return any(
+        is_own(type(module)) or any(map(_is_own_function, _hooks_of(module)))
+        for module in model.modules()
+    )
+
+
+def _hooks_of(module: Any) -> Iterator[Any]:
+    for name, hooks in vars(module).items():
+        if name.endswith("_hooks") and isinstance(hooks, dict):
+            yield from hooks.values()
+
+
+def _is_own_function(function: Any) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    kind = getattr(function, "__module__", None) or type(function).__module__
+    return kind.partition(".")[0] not in (_KNOWN | {"memest"})
 
 
 @contextmanager

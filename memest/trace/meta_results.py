@@ -17,6 +17,10 @@ __all__ = ["MetaResults"]
 _Spec = tuple[torch.Size, tuple[int, ...], torch.dtype]
 _SELF = "the first argument"
 _UNKNOWN = object()
+_RESHAPING = tuple(
+    f"aten::{name}" for name in ("resize", "_resize_output", "as_strided_", "set_", "copy_")
+)
+"""They write more into their argument than values."""
 
 
 class MetaResults:
@@ -39,7 +43,8 @@ class MetaResults:
             kind = self._kinds[func] = _kind_of(func)
         if not kind:
             return func(*args, **kwargs) if kwargs else func(*args)
-        key = (func, _key(args), _key(tuple(kwargs.items())) if kwargs else None)
+        options = _key(tuple(kwargs.items())) if kwargs else None
+        key = (func, torch.get_default_dtype(), _key(args), options)
         try:
             specs = self._results.get(key, _UNKNOWN)
         except TypeError:  # something in it cannot be looked up
@@ -75,7 +80,7 @@ def _kind_of(func: Any) -> str:
         and writes[0]
         and not any(writes[1:])
         and not any(a.alias_info for a in arguments[1:])
-        and not schema.name.startswith(("aten::resize", "aten::set_", "aten::copy_"))
+        and not schema.name.startswith(_RESHAPING)
     )
     return "in place" if is_in_place else ""
 
@@ -112,6 +117,7 @@ def _specs(out: Any, given: set[int]) -> tuple[_Spec, ...] | None:
     Some operators give back their argument though they do not say so (``_unsafe_view``).
     """
     specs = []
+    given = set(given)
     for tensor in out:
         if tensor is not None and tensor.untyped_storage()._cdata in given:
             return None
@@ -128,6 +134,7 @@ def _specs(out: Any, given: set[int]) -> tuple[_Spec, ...] | None:
         spec = tensor.shape, tensor.stride(), tensor.dtype
         if _empty(*spec).untyped_storage().nbytes() != tensor.untyped_storage().nbytes():
             return None
+        given.add(tensor.untyped_storage()._cdata)  # two results may share one
         specs.append(spec)
     return tuple(specs)
 

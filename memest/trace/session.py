@@ -389,12 +389,8 @@ def stacks_of(meta_model: MetaModel, setup: Setup) -> dict[Stack, int]:
 
 
 def trace_beginning(meta_model: MetaModel, setup: Setup, gpu: GpuTraits) -> Trace:
-    """Trace loading and the first forward alone, layer by layer.
-
-    Of code that nobody knows the backward too: hooks on gradients leave no mark in the forward.
-    """
-    last = Phase.BACKWARD if meta_model.own_code else Phase.FORWARD
-    plan = replace(plan_to_compose(setup), ends_after=last)
+    """Trace loading and the first forward alone, layer by layer."""
+    plan = replace(plan_to_compose(setup), ends_after=Phase.FORWARD)
     return trace_built(meta_model, setup, gpu, plan)
 
 

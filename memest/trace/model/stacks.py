@@ -43,7 +43,8 @@ def find_stacks(model: torch.nn.Module) -> dict[Stack, int]:
             continue
         by_length: dict[int, list[tuple[str, torch.nn.Module]]] = {}
         for name, child in owner.named_children():
-            if isinstance(child, (torch.nn.ModuleList, torch.nn.Sequential)) and len(child) > 2:
+            is_list = isinstance(child, (torch.nn.ModuleList, torch.nn.Sequential))
+            if is_list and len(child) > 2 and all(layer is not None for layer in child):
                 by_length.setdefault(len(child), []).append((name, child))
         for length, lists in by_length.items():
             layers = [_Layer(owner, lists, number, shared) for number in range(length)]
@@ -74,6 +75,12 @@ def _shared_tensors(model: torch.nn.Module) -> dict[int, int]:
 # -- what tells layers apart -----------------------------------------------------------------------
 
 
+def _attributes(source: Any) -> dict[str, Any]:
+    """What a module or a configuration is made of; configurations of one's own may be dicts."""
+    values = source if isinstance(source, dict) else getattr(source, "__dict__", None)
+    return values if isinstance(values, dict) else {}
+
+
 class _Layer:
     """Everything that can be read off the layer of one number: places and plain values."""
 
@@ -96,7 +103,7 @@ class _Layer:
 
     def _read_owner(self, source: Any, number: int, length: int) -> None:
         """What a list with an entry for each layer says of this one, and what names it."""
-        for name, value in vars(source).items() if source is not None else ():
+        for name, value in _attributes(source).items():
             if not isinstance(value, (list, tuple)) or not value:
                 continue
             if len(value) == length:
@@ -123,11 +130,12 @@ class _Layer:
             tensor.dtype,
             tensor.requires_grad,
             tensor.device.type,
-            len(tensor._backward_hooks or ()),
             id(tensor) if id(tensor) in self._shared else None,
         )
         for name, value in vars(tensor).items():
             self._read(f"{path}.{name}", value, 1)
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            self._read(f"{path}.{name}", getattr(tensor, name, None), _DEEP)
 
     def _read(self, path: str, value: Any, deep: int) -> None:
         """Note a value, plain or by what it consists of."""
@@ -152,6 +160,9 @@ class _Layer:
             for number, cell in enumerate(getattr(value, "__closure__", None) or ()):
                 if deep > 0 and cell != types.CellType():
                     self._read(f"{path}<{number}>", cell.cell_contents, deep - 1)
+            for name in ("__self__", "__defaults__", "__kwdefaults__"):
+                if deep > 0 and getattr(value, name, None) is not None:
+                    self._read(f"{path}.{name}", getattr(value, name), deep - 1)
         elif isinstance(value, torch.nn.Module) or deep <= 0 or not hasattr(value, "__dict__"):
             self.values[path] = type(value)
         else:
@@ -264,7 +275,7 @@ def _shorten(
     for source in (owner, getattr(owner, "config", None)):
         if source is not None:
             both = bool(getattr(source, "is_encoder_decoder", False))
-            _shorten_owner(vars(source), stack, kept, undo, both=both)
+            _shorten_owner(_attributes(source), stack, kept, undo, both=both)
 
 
 def _put_back(contents: dict[str, Any], before: dict[str, Any]) -> None:

@@ -58,6 +58,26 @@ class Counting(Tower):
         return x * torch.sigmoid(x) if number == 7 else x
 
 
+class Stepping(Tower):
+    """One that does more from its second micro-step on."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+    def between(self, number: int, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.sigmoid(x) if number == 7 and self.calls > 1 else x
+
+
+class Sizing(Tower):
+    """One that does more behind its eighth layer where batches are large."""
+
+    def between(self, number: int, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.sigmoid(x) if number == 7 and x.shape[0] > 8 else x
+
+
 class Hooking(Tower):
     """One whose eighth layer's gradient is written anew, which no forward shows."""
 
@@ -141,12 +161,62 @@ def test_a_layer_that_is_not_as_the_others_is_seen(trap: Callable[[Tower], None]
     assert unfold(plain.trace, plain.fold) != whole
 
 
-@pytest.mark.parametrize("kind", [Counting, Hooking])
+@pytest.mark.parametrize("kind", [Counting, Hooking, Stepping])
 def test_code_that_counts_layers_is_run_once(kind: type[Tower]) -> None:
     few, whole = traced(kind())
     assert few.fold is None
     assert few.whole_because
     assert few.trace == whole
+
+
+def test_a_layer_may_do_otherwise_at_other_sizes() -> None:
+    inputs = ModuleInputs(inputs={"x": torch.empty(4, WIDTH, device="meta")})
+    profiler = Profiler.of(Sizing(), module_inputs=inputs)
+    for batch in (4, 64, 5):
+        question = profiler.question(setup_from_options(batch=batch), GPU, ("batch",))
+        family, point = profiler.family(question)
+        assert family.at(point) == profiler._tracer.steps(question)
+
+
+class Heart:
+    """Its methods are hooks."""
+
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    def beat(self, module: Any, inputs: Any, outputs: torch.Tensor) -> torch.Tensor | None:
+        return outputs * 2 if self.factor else None
+
+
+def test_hooks_are_told_apart_by_whose_methods_they_are() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=10,
+        num_attention_heads=2,
+        vocab_size=64,
+    )
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    for number, layer in enumerate(model.model.layers):
+        layer.mlp.register_forward_hook(Heart(int(number == 7)).beat)
+    profiler = Profiler.of(model)
+    question = profiler.question(setup_from_options(batch=2, seq_len=16), GPU)
+    few, whole = profiler._tracer.folded(question, []), profiler._tracer.steps(question)
+    full = few.trace if few.fold is None else unfold(few.trace, few.fold)
+    assert full == whole
+
+
+def test_lists_and_configurations_of_any_kind() -> None:
+    with_dict, with_gap = Tower(), Tower()
+    with_dict.config = {"depth": 12, "kinds": [1] * 12}
+    with_gap.more = torch.nn.ModuleList([None, None, torch.nn.Linear(2, 2), None])
+    for model in (with_dict, with_gap):
+        few, whole = traced(model)
+        assert few.fold is not None
+        assert unfold(few.trace, few.fold) == whole
 
 
 def test_whole_on_request() -> None:

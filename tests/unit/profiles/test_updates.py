@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memest.config.options import setup_from_options
+from memest.estimation.optimizer_traces import BY_SHAPE
 from memest.events import Weight
 from memest.profiles.document import rule_from_json, rule_to_json
 from memest.profiles.updates import (
@@ -37,10 +38,9 @@ WEIGHTS = (
     weight("frozen", 8, 8, trains=False),
     weight("bias", 100),
 )
-OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "adafactor", "rmsprop", "adagrad")
 
 
-@pytest.mark.parametrize("optim", OPTIMIZERS)
+@pytest.mark.parametrize("optim", sorted(BY_SHAPE))
 @settings(max_examples=2, deadline=None)
 @given(extents=st.lists(st.integers(1, 200), min_size=9, max_size=9))
 def test_updates_of_other_shapes_are_those_that_are_traced(optim: str, extents: list[int]) -> None:
