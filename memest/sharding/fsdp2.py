@@ -51,6 +51,7 @@ class Fsdp2(FsdpRank):
     _ended_by_root: list[FsdpUnit] = field(default_factory=list)
     _indices: dict[FsdpUnit, list[int]] = field(default_factory=dict)
     _reached_units: set[FsdpUnit] = field(default_factory=set)
+    _around: dict[str, list[FsdpUnit]] = field(default_factory=dict)
 
     # -- sizes
 
@@ -178,19 +179,26 @@ class Fsdp2(FsdpRank):
             for unit in self._ended_by_root:
                 self.pre_backward(unit)
             self._ended_by_root.clear()
-        for unit in self.units:
-            if unit.fed_by is None or unit not in self._reached_units:
-                continue
-            if not is_inside(module, unit.fed_by):
+        for unit in sorted(self._reached_units, key=self.units.index):
+            if unit.fed_by is not None and not is_inside(module, unit.fed_by):
                 self._forget_input(unit)
                 self._post_backward(unit)
-        for unit in self.units:
-            if unit.is_root or not any(is_inside(module, own) for own in unit.plan.modules):
-                continue
+        for unit in self._units_around(module):
             if unit.state is State.IDLE and self._indices.get(unit):
                 self.pre_backward(unit)
             if unit.fed_by is not None and is_inside(module, unit.fed_by):
                 self._reached_units.add(unit)
+
+    def _units_around(self, module: str) -> list[FsdpUnit]:
+        """The units that a module lies in, the root left out: asked at every step of autograd."""
+        around = self._around.get(module)
+        if around is None:
+            around = self._around[module] = [
+                unit
+                for unit in self.units
+                if not unit.is_root and any(is_inside(module, own) for own in unit.plan.modules)
+            ]
+        return around
 
     def _forget_input(self, unit: FsdpUnit) -> None:
         unit.fed_by = None
