@@ -12,13 +12,8 @@ stopped and taken up again.
 from __future__ import annotations
 
 import argparse
-import gc
-import json
-import signal
-import sys
-import time
-import warnings
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +27,6 @@ PERIOD_KEYS = ("full_attention_interval", "attn_layer_period")
 BATCH = 2
 SEQ_LEN = 128
 TRACED_STEPS = 2
-
-
-class _TimeLimitError(Exception):
-    """An entry that took longer than it may."""
 
 
 def reduced_config(config: dict[str, Any], layers: int = 2) -> dict[str, Any]:
@@ -137,24 +128,12 @@ def _as_dict(sizes: Any) -> dict[str, Any]:
     return {name: getattr(sizes, name) for name in type(sizes).__dataclass_fields__}
 
 
-def _one(entry: Any, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Trace one entry within the time limit; what goes wrong is a result too."""
+def _measure(entry: Any, *, reduced: bool) -> dict[str, Any]:
     config = entry.config()
-    row: dict[str, Any] = {"id": entry.id, "model_type": entry.model_type}
-    began = time.monotonic()
-    signal.alarm(arguments.limit)
-    try:
-        row |= trace_entry(entry.id, reduced_config(config) if arguments.reduced else config)
-        row["status"] = "ok"
-    except _TimeLimitError:
-        row |= {"status": "slow", "reason": f"not done after {arguments.limit} s"}
-    except Exception as error:  # noqa: BLE001 - every failure is a row of the report
-        row |= {"status": "fails", "reason": f"{type(error).__name__}: {error}"}
-    finally:
-        signal.alarm(0)
-        gc.collect()
-    row["seconds"] = round(time.monotonic() - began, 2)
-    return row
+    return {
+        **trace_entry(entry.id, reduced_config(config) if reduced else config),
+        "status": "ok",
+    }
 
 
 def _report(rows: list[dict[str, Any]], *, reduced_layers: bool) -> str:
@@ -216,10 +195,6 @@ def _report(rows: list[dict[str, Any]], *, reduced_layers: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _raise_time_limit(*_: Any) -> None:
-    raise _TimeLimitError
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the catalogue."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -230,25 +205,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("docs/coverage.md"))
     arguments = parser.parse_args(argv)
 
+    from one_by_one import rows_of
+
     from memest.catalog.models import catalogue
 
-    warnings.simplefilter("ignore")
-    signal.signal(signal.SIGALRM, _raise_time_limit)
     names = set(arguments.only or ())
     entries = [e for e in catalogue() if not names or {e.id, e.model_type} & names]
-    rows: list[dict[str, Any]] = []
-    if arguments.results and arguments.results.exists():
-        rows = [json.loads(line) for line in arguments.results.read_text().splitlines()]
-    finished_ids = {row["id"] for row in rows}
-    for entry in entries:
-        if entry.id in finished_ids:
-            continue
-        row = _one(entry, arguments)
-        rows.append(row)
-        print(row["status"], row["seconds"], entry.id, row.get("reason", ""), file=sys.stderr)
-        if arguments.results:
-            with arguments.results.open("a") as stream:
-                stream.write(json.dumps(row) + "\n")
+    rows = rows_of(
+        entries,
+        partial(_measure, reduced=arguments.reduced),
+        limit=arguments.limit,
+        results=arguments.results,
+    )
     if not names:
         arguments.out.write_text(_report(rows, reduced_layers=arguments.reduced))
         if not arguments.reduced:

@@ -13,15 +13,10 @@ keeps one JSON line for each model as it is done, so a run can be stopped and ta
 from __future__ import annotations
 
 import argparse
-import gc
-import json
 import random
-import signal
-import sys
-import time
-import warnings
 from array import array
 from collections import Counter
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -37,10 +32,6 @@ _SETUPS: tuple[dict[str, Any], ...] = (
     {"bf16": True, "qlora": True, "lora_r": 8, "checkpointing": True},
     {"grad_accum": 1, "loop": "plain"},
 )
-
-
-class _TimeLimitError(Exception):
-    """A model that took longer than it may."""
 
 
 def compare(model: str, options: dict[str, Any], rng: random.Random) -> dict[str, Any]:
@@ -111,29 +102,16 @@ def in_one_order(events: array[int]) -> array[int]:
     return out
 
 
-def _one(entry: Any, seed: int, limit: int) -> dict[str, Any]:
+def _measure(entry: Any, *, seed: int) -> dict[str, Any]:
+    from memest.errors import MemestError
+
     rng = random.Random(f"{seed} {entry.id}")  # noqa: S311 - draws, not secrets
     options = rng.choice(_SETUPS)
-    row: dict[str, Any] = {"id": entry.id, "model_type": entry.model_type, "setup": options}
-    began = time.monotonic()
-    signal.alarm(limit)
     try:
-        from memest.errors import MemestError
-
-        try:
-            row |= compare(entry.id, options, rng)
-        except MemestError:
-            # not every model takes adapters, or has checkpointing
-            row |= {"setup": {}, **compare(entry.id, {}, rng)}
-    except _TimeLimitError:
-        row |= {"status": "slow", "reason": f"not done after {limit} s"}
-    except Exception as error:  # noqa: BLE001 - every failure is a row of the report
-        row |= {"status": "fails", "reason": f"{type(error).__name__}: {error}"}
-    finally:
-        signal.alarm(0)
-        gc.collect()
-    row["seconds"] = round(time.monotonic() - began, 2)
-    return row
+        return {"setup": options, **compare(entry.id, options, rng)}
+    except MemestError:
+        # not every model takes adapters, or has checkpointing
+        return {"setup": {}, **compare(entry.id, {}, rng)}
 
 
 def _entries(names: set[str]) -> list[Any]:
@@ -177,7 +155,7 @@ def _report(rows: list[dict[str, Any]], seed: int) -> str:
         "|---|---|---|---|---|---|",
     ]
     for row in rows:
-        setup = ", ".join(f"{k}={v}" for k, v in row["setup"].items())
+        setup = ", ".join(f"{k}={v}" for k, v in row.get("setup", {}).items())
         what = "; ".join(row.get("stacks", ())) or row.get("reason", "")
         depths = "; ".join(", ".join(map(str, depth)) for depth in row.get("depths", ()))
         reordered = row.get("reordered")
@@ -191,10 +169,6 @@ def _report(rows: list[dict[str, Any]], seed: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _raise_time_limit(*_: Any) -> None:
-    raise _TimeLimitError
-
-
 def main(argv: list[str] | None = None) -> int:
     """Compare."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -205,21 +179,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("docs/folding.md"))
     arguments = parser.parse_args(argv)
 
-    warnings.simplefilter("ignore")
-    signal.signal(signal.SIGALRM, _raise_time_limit)
-    rows: list[dict[str, Any]] = []
-    if arguments.results and arguments.results.exists():
-        rows = [json.loads(line) for line in arguments.results.read_text().splitlines()]
-    finished_ids = {row["id"] for row in rows}
-    for entry in _entries(set(arguments.only or ())):
-        if entry.id in finished_ids:
-            continue
-        row = _one(entry, arguments.seed, arguments.limit)
-        rows.append(row)
-        print(row["status"], row["seconds"], entry.id, row.get("reason", ""), file=sys.stderr)
-        if arguments.results:
-            with arguments.results.open("a") as stream:
-                stream.write(json.dumps(row) + "\n")
+    from one_by_one import rows_of
+
+    rows = rows_of(
+        _entries(set(arguments.only or ())),
+        partial(_measure, seed=arguments.seed),
+        limit=arguments.limit,
+        results=arguments.results,
+    )
     if not arguments.only:
         arguments.out.write_text(_report(rows, arguments.seed), encoding="utf-8")
         from campaigns import record

@@ -143,50 +143,60 @@ class OptimizerTraces:
         if updates is None and self._keeps:
             updates = self._known_profiles.stored_family(key, "updates")
         if updates is None:
-            updates = self._by_rule(weights, setup, gpu, key)
+            updates = self._by_rule(weights, key)
         if updates is None:
             roles = None
             if facts.by_module:
                 from memest.trace.model.roles import roles_of
 
                 roles = roles_of(model())
-            updates = single_trace_family(self._trace(weights, setup, gpu, roles), {})
-            if self._keeps:
+            trace = self._trace(weights, setup, gpu, roles)
+            updates = single_trace_family(trace, {})
+            if not self._found_rule(trace, weights, setup, gpu, key) and self._keeps:
                 self._known_profiles.write(key, "updates", family_to_json(updates))
         self._families[name] = updates
         return name, updates
 
-    def _by_rule(
-        self, weights: tuple[Weight, ...], setup: Setup, gpu: GpuTraits, key: dict[str, Any]
-    ) -> Family | None:
-        """Updates that follow from those of other shapes; None where they do not."""
-        if setup.optimizer not in BY_SHAPE:
-            return None
-        rule_key = {**key, "weights": digest_of(shape_classes(weights)), "rule": 2}
+    def _by_rule(self, weights: tuple[Weight, ...], key: dict[str, Any]) -> Family | None:
+        """Updates that follow from those of other shapes; None where they do not, or not yet."""
+        rule_key = _rule_key(weights, key)
         name = digest_of(rule_key)
-        if name not in self._rules:
-            rule = None
-            if self._keeps:
-                rule = self._known_profiles.stored_rule(rule_key, len(weights))
-            if rule is None:
-                rule = self._find_rule(weights, setup, gpu)
-                if rule is not None and self._keeps:
-                    self._known_profiles.write(rule_key, "rule", rule_to_json(rule))
-            self._rules[name] = rule
-        found = self._rules[name]
+        if name not in self._rules and self._keeps:
+            rule = self._known_profiles.stored_rule(rule_key, len(weights))
+            if rule is not None:
+                self._rules[name] = rule
+        found = self._rules.get(name)
         return None if found is None else found.at(weights)
 
-    def _find_rule(
-        self, weights: tuple[Weight, ...], setup: Setup, gpu: GpuTraits
-    ) -> UpdateRule | None:
+    def _found_rule(
+        self,
+        trace: Trace,
+        weights: tuple[Weight, ...],
+        setup: Setup,
+        gpu: GpuTraits,
+        key: dict[str, Any],
+    ) -> bool:
+        """Find out what updates of other shapes follow from these, and keep it."""
+        if setup.optimizer not in BY_SHAPE:
+            return False
+        rule_key = _rule_key(weights, key)
+        name = digest_of(rule_key)
+        if name in self._rules:
+            return False  # it was looked for, and there is none
         try:
             marks = marked_weights(weights)
-            trace = self._trace(weights, setup, gpu, None)
-            return find_rule(trace, weights, self._trace(marks, setup, gpu, None), marks)
+            rule = find_rule(trace, weights, self._trace(marks, setup, gpu, None), marks)
         except NoRuleError:
-            return None
+            self._rules[name] = None
+            return False
+        self._rules[name] = rule
+        if self._keeps:
+            self._known_profiles.write(rule_key, "rule", rule_to_json(rule))
+        return True
 
-    def _trace(self, weights: Any, setup: Setup, gpu: GpuTraits, roles: Any) -> Trace:
+    def _trace(
+        self, weights: tuple[Weight, ...], setup: Setup, gpu: GpuTraits, roles: Any
+    ) -> Trace:
         try:
             from memest.trace.training import trace_updates
         except ImportError as error:
@@ -205,6 +215,11 @@ class OptimizerTraces:
             weights = family.weights_at(family.numbers_at(point))
             entry = self._weights[key] = family, weights, _digest(weights)
         return entry[1], entry[2]
+
+
+def _rule_key(weights: tuple[Weight, ...], key: dict[str, Any]) -> dict[str, Any]:
+    """The key of what is done to weights of any shapes."""
+    return {**key, "weights": digest_of(shape_classes(weights)), "rule": 2}
 
 
 def _digest(weights: tuple[Weight, ...]) -> str:

@@ -384,8 +384,7 @@ class Profiler:
         def trace_at(sizes: Sizes) -> Trace:
             if fold is None:
                 return self._tracer.steps(resized(sizes))
-            periods = [kept + 1 for kept in fold.kept]
-            return self._tracer.steps(resized(sizes), fold.stacks, periods)
+            return self._tracer.steps(resized(sizes), fold.stacks, fold.periods)
 
         def follows(family: Family) -> bool:
             """Whether layers are as alike at both ends of a family as they are here."""

@@ -204,7 +204,7 @@ class Tracer:
         number = self.traces_made + 1
         of_all = max(number, _OF_FEW_LAYERS if stacks else _OF_ALL_LAYERS)
         layers = " and ".join(
-            f"{stack.depth - (stack.count - count) * stack.period} of {stack.depth} layers, "
+            f"{stack.depth_at(count)} of {stack.depth} layers, "
             for stack, count in zip(stacks, periods, strict=True)
         )
         left = ""

@@ -11,10 +11,10 @@ import operator
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import count, groupby, pairwise
 
 from memest.events import ALLOC, CALL, FREE, MARK, Cue, Landmarks, Seam, Trace
-from memest.profiles.transcript import Pointer, Stack, Template, Transcript, fill_in
+from memest.profiles.transcript import Stack, Template, Transcript, fill_in
 
 __all__ = [
     "Fold",
@@ -87,9 +87,14 @@ class Fold:
     def depth_words(self) -> str:
         """Of how many layers how many were traced."""
         return " and ".join(
-            f"{stack.depth - (stack.count - kept - 1) * stack.period} of {stack.depth} layers"
-            for stack, kept in zip(self.stacks, self.kept, strict=True)
+            f"{stack.depth_at(periods)} of {stack.depth} layers"
+            for stack, periods in zip(self.stacks, self.periods, strict=True)
         )
+
+    @property
+    def periods(self) -> tuple[int, ...]:
+        """Periods of each stack in the shallow trace."""
+        return tuple(kept + 1 for kept in self.kept)
 
     def is_of(self, stacks: Sequence[Stack], kept: Sequence[int]) -> bool:
         """Whether it unfolds traces with so many periods of these stacks."""
@@ -112,18 +117,18 @@ def check_fold(trace: Trace, fold: Fold) -> None:
     Raises:
         ValueError: it is not.
     """
-    count, stacks = len(fold.stacks), range(len(fold.stacks))
+    num_stacks = len(fold.stacks)
     listings = Transcript(trace, fold.stacks).listings
     pointers = sum(len(row) for listing in listings for row in listing.pointers)
     holds = (
-        len(fold.kept) == len(fold.launches) == count > 0
+        len(fold.kept) == len(fold.launches) == num_stacks > 0
         and all(
             0 < kept < stack.count <= _MOST_PERIODS and stack.period > 0
             for stack, kept in zip(fold.stacks, fold.kept, strict=True)
         )
         and len(fold.runs) == len(listings)
         and all(
-            run.stack in stacks and run.length > 0 and run.start >= 0
+            0 <= run.stack < num_stacks and run.length > 0 and run.start >= 0
             for runs in fold.runs
             for run in runs
         )
@@ -132,14 +137,14 @@ def check_fold(trace: Trace, fold: Fold) -> None:
         )
         and all(
             runs[-1].start + runs[-1].length <= len(listing.pointers)
-            for runs, listing in zip(fold.runs[count:], listings[count:], strict=True)
+            for runs, listing in zip(fold.runs[num_stacks:], listings[num_stacks:], strict=True)
             if runs
         )
         and all(many > 0 and 0 <= which < len(fold.rules) for many, which in fold.rule_of)
         and sum(many for many, _ in fold.rule_of) == pointers
         and all(len(launches) == len(trace.launches) for launches in fold.launches)
         and all(
-            0 <= allocation < len(trace.sizes) and len(more) == count
+            0 <= allocation < len(trace.sizes) and len(more) == num_stacks
             for allocation, more in fold.growing
         )
     )
@@ -149,7 +154,7 @@ def check_fold(trace: Trace, fold: Fold) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Rows ``start`` to ``stop`` of a listing, written ``copies`` times; ``run`` -1 for once."""
+    """Rows ``start`` to ``stop`` of a listing, written ``copies`` times."""
 
     start: int
     stop: int
@@ -222,38 +227,33 @@ def unfold(
 
 def begins_with(trace: Trace, beginning: Trace) -> bool:
     """Whether a trace does at first what another one does, which ends behind one of its phases."""
-    events, count = len(beginning.events), len(beginning.sizes)
-    sites, choices = len(beginning.call_of_site), len(beginning.attention_choices)
-    first = replace(trace)
-    first.events, first.sizes = trace.events[:events], trace.sizes[:count]
-    first.marks = trace.marks[: len(beginning.marks)]
-    first.launches = trace.launches[: len(beginning.marks)]
-    first.cues = trace.cues[: len(beginning.cues)]
-    first.seams = trace.seams[: len(beginning.seams)]
-    first.attention_choices = trace.attention_choices[:choices]
-    own_calls = [trace.calls[number] for number in trace.call_of_site[:sites]]
-    calls = [beginning.calls[number] for number in beginning.call_of_site]
-    ops = [trace.op_names[op] for op in trace.ops[:count]]
+    sites, births = len(beginning.call_of_site), len(beginning.ops)
+    calls = [trace.calls[number] for number in trace.call_of_site[:sites]]
+    ops = [trace.op_names[number] for number in trace.ops[:births]]
     return (
-        own_calls == calls
-        and ops == [beginning.op_names[op] for op in beginning.ops]
-        and trace.modules[:count] == beginning.modules
-        and trace.site_modules[:sites] == beginning.site_modules
-        and trace.categories[:count] == beginning.categories
-        and all(getattr(first, name) == getattr(beginning, name) for name in _OF_A_PHASE)
+        all(
+            getattr(trace, name)[: len(getattr(beginning, name))] == getattr(beginning, name)
+            for name in _IN_ORDER
+        )
+        and trace.module_names == beginning.module_names
+        and calls == [beginning.calls[number] for number in beginning.call_of_site]
+        and ops == [beginning.op_names[number] for number in beginning.ops]
     )
 
 
-_OF_A_PHASE = (
+_IN_ORDER = (
     "events",
     "sizes",
+    "categories",
+    "modules",
+    "site_modules",
     "marks",
     "launches",
     "cues",
     "seams",
     "attention_choices",
-    "module_names",
 )
+"""What a trace writes down as it happens."""
 
 
 class _Unfolding:
@@ -262,15 +262,12 @@ class _Unfolding:
         self._fold = fold
         self._repeats = repeats
         self._transcript = transcript = Transcript(trace, fold.stacks)
-        self._places = [_Places(runs, repeats) for runs in fold.runs]
+        places = [_Places(runs, repeats) for runs in fold.runs]
+        rules = (fold.rules[which] for many, which in fold.rule_of for _ in range(many))
         # for each listing, for each row, where its pointers lead: (place, step) each
-        rules = [fold.rules[which] for many, which in fold.rule_of for _ in range(many)]
-        taken = iter(rules)
         self._targets: list[list[tuple[tuple[int, int], ...]]] = [
             [
-                tuple(self._places[listing].follow(at, next(taken)) for listing, at in pointers)
-                if pointers
-                else ()
+                tuple(places[listing].follow(at, next(rules)) for listing, at in pointers)
                 for pointers in each.pointers
             ]
             for each in transcript.listings
@@ -315,12 +312,12 @@ class _Unfolding:
         ]
         out.landmarks = self._landmarks()
         out.launches = [
-            count
+            launched
             + sum(
                 (r - 1) * each[mark]
                 for r, each in zip(self._repeats, self._fold.launches, strict=True)
             )
-            for mark, count in enumerate(shallow.launches)
+            for mark, launched in enumerate(shallow.launches)
         ]
         self._write_events(out)
         return out
@@ -348,89 +345,55 @@ class _Unfolding:
 
     def _write_events(self, out: Trace) -> None:
         shallow, transcript = self._shallow, self._transcript
-        first = transcript.listing(transcript.EVENTS)
-        rows, repeats = transcript.rows, self._repeats
         out.events, out.sizes, out.categories = array("q"), [], bytearray()
         out.modules, out.ops = array("l"), array("l")
         out.call_of_site, out.site_modules = array("l"), array("l")
         out.cues, out.seams = [], []
-        # the numbers that allocations get, by listing and place
-        numbers: list[list[int]] = []
-        count = 0
+        events = out.events
+        first, numbers = transcript.listing(transcript.EVENTS), self._numbers()
         for segment, start in enumerate(transcript.first_rows):
             listing = first + segment
-            length = len(transcript.listings[listing].pointers)
-            own: list[int] = []
-            for part in _parts(length, self._fold.runs[listing], repeats):
-                births = [kind == ALLOC for kind, _ in rows[start + part.start : start + part.stop]]
-                for _ in range(part.copies):
-                    for born in births:
-                        own.append(count if born else -1)
-                        count += born
-            numbers.append(own)
-        events, sizes, categories = out.events, out.sizes, out.categories
-        site = 0
-        for segment, start in enumerate(transcript.first_rows):
-            listing = first + segment
-            length = len(transcript.listings[listing].pointers)
-            targets = self._targets[listing]
-            pointers = transcript.listings[listing].pointers
-            for part in _parts(length, self._fold.runs[listing], repeats):
-                plan = [
-                    (*rows[start + at], pointers[at], targets[at])
-                    for at in range(part.start, part.stop)
-                ]
-                for copy in range(part.copies):
-                    for kind, index, to, leads in plan:
-                        if kind == FREE:
-                            place, step = leads[0]
-                            number = numbers[to[0][0] - first][place + copy * step]
-                            events.append(number << 2 | FREE)
-                        elif kind == ALLOC:
-                            place, step = leads[0]
-                            events.append(len(sizes) << 2 | ALLOC)
-                            sizes.append(shallow.sizes[index])
-                            categories.append(shallow.categories[index])
-                            out.modules.append(place + copy * step)
-                            out.ops.append(shallow.ops[index])
-                        elif kind == CALL:
-                            place, step = leads[0]
-                            events.append(site << 2 | CALL)
-                            site += 1
-                            out.call_of_site.append(shallow.call_of_site[index])
-                            out.site_modules.append(place + copy * step)
-                        elif kind == MARK:
-                            events.append(index << 2 | MARK)
-                        elif kind == transcript.SEAM:
-                            seam = shallow.seams[index]
-                            out.seams.append(Seam(len(events), seam.kind, seam.step, seam.index))
-                        else:
-                            out.cues.append(
-                                self._cue(
-                                    shallow.cues[index],
-                                    len(events),
-                                    copy,
-                                    to,
-                                    leads,
-                                    numbers,
-                                    first,
-                                )
-                            )
+            pointers, targets = transcript.listings[listing].pointers, self._targets[listing]
+            for row, copy in self._rows(listing):
+                kind, index = transcript.rows[start + row]
+                leads = targets[row]
+                at = leads[0][0] + copy * leads[0][1] if leads else -1
+                if kind == FREE:
+                    events.append(numbers[pointers[row][0][0] - first][at] << 2 | FREE)
+                elif kind == ALLOC:
+                    events.append(len(out.sizes) << 2 | ALLOC)
+                    out.sizes.append(shallow.sizes[index])
+                    out.categories.append(shallow.categories[index])
+                    out.modules.append(at)
+                    out.ops.append(shallow.ops[index])
+                elif kind == CALL:
+                    events.append(len(out.call_of_site) << 2 | CALL)
+                    out.call_of_site.append(shallow.call_of_site[index])
+                    out.site_modules.append(at)
+                elif kind == MARK:
+                    events.append(index << 2 | MARK)
+                elif kind == transcript.SEAM:
+                    seam = shallow.seams[index]
+                    out.seams.append(Seam(len(events), seam.kind, seam.step, seam.index))
+                else:
+                    cue = shallow.cues[index]
+                    allocation = -1
+                    if cue.allocation >= 0:  # what it is about comes first, where that moves
+                        place, step = leads[-1]
+                        numbered = numbers[pointers[row][-1][0] - first]
+                        allocation = numbered[place + copy * step]
+                    about = at if transcript.owner_of(cue) else cue.index
+                    out.cues.append(Cue(len(events), cue.kind, about, allocation))
 
-    @staticmethod
-    def _cue(
-        cue: Cue,
-        position: int,
-        copy: int,
-        to: tuple[Pointer, ...],
-        leads: Sequence[tuple[int, int]],
-        numbers: list[list[int]],
-        first: int,
-    ) -> Cue:
-        index, allocation = cue.index, cue.allocation
-        places = [place + copy * step for place, step in leads]
-        if allocation >= 0:
-            allocation = numbers[to[-1][0] - first][places[-1]]
-        if len(places) > (cue.allocation >= 0):
-            index = places[0]
-        return Cue(position, cue.kind, index, allocation)
+    def _numbers(self) -> list[list[int]]:
+        """The number that the allocation of each row gets, by segment and place; -1 for others."""
+        transcript = self._transcript
+        first = transcript.listing(transcript.EVENTS)
+        counter = count()
+        return [
+            [
+                next(counter) if transcript.rows[start + row][0] == ALLOC else -1
+                for row, _ in self._rows(first + segment)
+            ]
+            for segment, start in enumerate(transcript.first_rows)
+        ]

@@ -22,6 +22,17 @@ Depths = tuple[int, ...]
 """Periods of each stack beyond the least."""
 
 _ONCE = PointerRule(-1)
+_WITHOUT_LAYERS = (
+    "calls",
+    "op_names",
+    "marks",
+    "micro_steps",
+    "managed_bytes",
+    "notes",
+    "unpriced",
+    "counts",
+    "unnoted_ops",
+)
 
 
 class NoFoldError(Exception):
@@ -186,10 +197,7 @@ class _Search:
         """What has no layers in it must be the same at every depth."""
         first = self._traces[self._zero]
         for trace in self._traces.values():
-            for name in ("calls", "op_names", "marks", "micro_steps", "managed_bytes"):
-                if getattr(trace, name) != getattr(first, name):
-                    raise NoFoldError(f"{name.replace('_', ' ')} depend on the depth")
-            for name in ("notes", "unpriced", "counts", "unnoted_ops"):
+            for name in _WITHOUT_LAYERS:
                 if getattr(trace, name) != getattr(first, name):
                     raise NoFoldError(f"{name.replace('_', ' ')} depend on the depth")
         if len({len(t.listings) for t in self._transcripts.values()}) > 1:

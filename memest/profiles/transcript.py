@@ -58,7 +58,11 @@ class Stack:
     @property
     def depth(self) -> int:
         """How many layers there are."""
-        return self.before + self.period * self.count + self.behind
+        return self.depth_at(self.count)
+
+    def depth_at(self, periods: int) -> int:
+        """How many layers there would be with so many periods."""
+        return self.before + self.period * periods + self.behind
 
 
 @dataclass(slots=True)
