@@ -70,12 +70,22 @@ class Adapter:
         return values
 
     @property
-    def unscaled(self) -> Adapter:
-        """The adapter without ``lora_alpha``, a factor that changes no tensor's size."""
-        settings = self.settings
-        if settings.pop("lora_alpha", None) is None:
-            return self
-        return replace(self, config=_canonical(settings))
+    def rank(self) -> int | None:
+        """The rank of LoRA, which is a size as the batch is one; None where there is none."""
+        rank: int | None = self.settings.get("r") if self.method == "lora" else None
+        return rank
+
+    @property
+    def unsized(self) -> Adapter:
+        """The adapter without its rank, and without ``lora_alpha``, which changes no tensor."""
+        kept = {n: v for n, v in self.settings.items() if n != "lora_alpha"}
+        if self.rank is not None:
+            del kept["r"]
+        return replace(self, config=_canonical(kept))
+
+    def at_rank(self, rank: int) -> Adapter:
+        """The same adapter with another :attr:`rank`."""
+        return replace(self, config=_canonical({**self.settings, "r": rank}))
 
     @property
     def virtual_tokens(self) -> int:

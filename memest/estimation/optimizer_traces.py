@@ -132,7 +132,7 @@ class OptimizerTraces:
         extra_settings = {name: getattr(setup, name) for name in _OPTIONAL_FIELDS}
         key["setup"] |= {n: v for n, v in extra_settings.items() if v not in (None, "", ())}
         if facts.by_module:
-            key["model"] = digest
+            key["built_from"] = digest
         if facts.block_states:
             key["bitsandbytes"] = list(bitsandbytes_version(setup.software))
             key["for_transformers"] = list(setup.software.transformers or ())

@@ -27,9 +27,9 @@ from memest.events import Trace
 from memest.profiles.axes import (
     UNLIMITED,
     Sizes,
-    fields_of,
     gathering_ranks,
     highest_length,
+    resized,
     sample_lengths,
     structure_of,
 )
@@ -40,6 +40,7 @@ from memest.profiles.known_profiles import (
     KnownProfiles,
     StepProfile,
     asks_for_gpu,
+    key_digest,
     shipped_releases,
 )
 from memest.profiles.program import Program
@@ -240,8 +241,8 @@ class Profiler:
         if vary is None or (known_family and answers_for(known_family[0], vary, sizes)):
             return family
         if not known_family and vary and family[0].fold is not None:
-            # few layers cost little: the next question is mostly about another length
-            question = replace(question, vary=tuple(dict.fromkeys((*vary, "seq_len"))))
+            # few layers cost little: the next question is mostly about another length or rank
+            question = replace(question, vary=tuple(dict.fromkeys((*vary, "seq_len", "lora_r"))))
         return self._grow(question, family)
 
     def run_of(
@@ -374,17 +375,18 @@ class Profiler:
         fold = family[0].fold
         self._known_profiles.read_families(profile, lambda _: True)
 
-        def resized(sizes: Sizes) -> Question:
-            resized_setup = replace(setup, **fields_of(sizes))
-            request = question.request
+        def question_at(sizes: Sizes) -> Question:
+            """The same question at other sizes, for which the model may be built otherwise."""
+            resized_setup = resized(setup, sizes)
+            request = replace(question.request, adapter=resized_setup.adapter)
             if sizes.get("image_size") != question.sizes.get("image_size"):
                 request = replace(request, image_size=resized_setup.image_size)
             return replace(question, request=request, setup=resized_setup)
 
         def trace_at(sizes: Sizes) -> Trace:
             if fold is None:
-                return self._tracer.steps(resized(sizes))
-            return self._tracer.steps(resized(sizes), fold.stacks, fold.periods)
+                return self._tracer.steps(question_at(sizes))
+            return self._tracer.steps(question_at(sizes), fold.stacks, fold.periods)
 
         def follows(family: Family) -> bool:
             """Whether layers are as alike at both ends of a family as they are here."""
@@ -392,7 +394,7 @@ class Profiler:
                 return True
             ends = {min(family.points), max(family.points)}
             return all(
-                self._tracer.follows(resized(family.domain.sizes_at(end)), family, end)
+                self._tracer.follows(question_at(family.domain.sizes_at(end)), family, end)
                 for end in ends
             )
 
@@ -428,7 +430,7 @@ class Profiler:
             point,
             question.setup,
             question.gpu,
-            digest=digest_of(question.profile.key),
+            digest=key_digest(question.profile.key),
             model=lambda: self.meta_model(question).model,
         )
 

@@ -67,6 +67,19 @@ def _known_fold(
     return None
 
 
+_OF_ITS_FILE = ("_name_or_path", "transformers_version")
+_OF_TEXTS = ("bos_token_id", "eos_token_id")
+"""Which tokens begin and end a text: instruct and base models differ in it. The code of models that
+only read on from what they have never asks; of some others the forward does (CLIP, BART)."""
+
+
+def _what_counts(source: ModelSource) -> dict[str, Any]:
+    """The configuration without what no trace depends on: models that are alike share theirs."""
+    reads_on = source.auto_class == "AutoModelForCausalLM"
+    left_out = (*_OF_ITS_FILE, *_OF_TEXTS) if reads_on else _OF_ITS_FILE
+    return {name: v for name, v in (source.config or {}).items() if name not in left_out}
+
+
 class Tracer:
     """Makes the traces of one model. Torch is loaded when the first one has to be made, not before.
 
@@ -130,7 +143,7 @@ class Tracer:
         key = {
             "format": FORMAT,
             "model": source.id,
-            "config": source.config,
+            "config": _what_counts(source),
             "auto_class": source.auto_class,
             "setup": key_of(structure),
         }
@@ -147,7 +160,8 @@ class Tracer:
         Raises:
             MemestError: the model cannot be built, or what builds it is not installed.
         """
-        meta_model = profile.meta_models.get(request.image_size)
+        built_for = request.image_size, None if request.adapter is None else request.adapter.rank
+        meta_model = profile.meta_models.get(built_for)
         if meta_model is not None:
             return meta_model
         try:
@@ -170,7 +184,7 @@ class Tracer:
             dims=inputs.dims,
             model_args=inputs.model_args,
         )
-        profile.meta_models[request.image_size] = meta_model
+        profile.meta_models[built_for] = meta_model
         return meta_model
 
     def steps(

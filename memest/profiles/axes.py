@@ -16,11 +16,11 @@ __all__ = [
     "UNLIMITED",
     "Sizes",
     "eval_batches",
-    "fields_of",
     "gathering_ranks",
     "highest_length",
     "key_of",
     "last_holding",
+    "resized",
     "sample_lengths",
     "sizes_of",
     "sizes_text",
@@ -165,7 +165,7 @@ def structure_of(request: Setup, *, live: bool = False) -> Setup:
         grad_accum=2 if accumulates else 1,
         optim="none" if request.optimizer == "none" else "adamw_torch_fused",
         num_steps=2,
-        adapter=None if request.adapter is None else request.adapter.unscaled,
+        adapter=None if request.adapter is None else request.adapter.unsized,
         software=request.software if request.quantization or live else updates_apart,
     )
     return replace(structure, **update_fields)
@@ -246,12 +246,14 @@ def _evaluating_ranks(distributed: Distributed) -> int:
 
 
 def sizes_of(setup: Setup) -> dict[str, int]:
-    """The sizes of a batch; audio in milliseconds where they are whole."""
+    """The sizes of a batch, audio in milliseconds where they are whole, and the rank of LoRA."""
     sizes = {"batch": setup.batch}
     for name in ("seq_len", "target_len", "image_size"):
         value = getattr(setup, name)
         if value is not None:
             sizes[name] = value
+    if setup.adapter is not None and setup.adapter.rank is not None:
+        sizes["lora_r"] = setup.adapter.rank
     if setup.audio_seconds is not None:
         whole = milliseconds(setup.audio_seconds)
         if whole is not None:
@@ -263,14 +265,18 @@ def sizes_of(setup: Setup) -> dict[str, int]:
     return sizes
 
 
-def fields_of(sizes: Sizes) -> dict[str, Any]:
-    """The same as fields of a setup."""
-    fields: dict[str, Any] = {
-        name: size for name, size in sizes.items() if not name.startswith("audio")
+def resized(setup: Setup, sizes: Sizes) -> Setup:
+    """A setup with other sizes, as :func:`sizes_of` has them."""
+    changes: dict[str, Any] = {
+        name: size
+        for name, size in sizes.items()
+        if not name.startswith("audio") and name != "lora_r"
     }
     if "audio_ms" in sizes:
-        fields["audio_seconds"] = sizes["audio_ms"] / 1000
-    return fields
+        changes["audio_seconds"] = sizes["audio_ms"] / 1000
+    if "lora_r" in sizes and setup.adapter is not None:
+        changes["adapter"] = setup.adapter.at_rank(sizes["lora_r"])
+    return replace(setup, **changes)
 
 
 def sizes_text(sizes: Sizes) -> str:

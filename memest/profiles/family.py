@@ -36,7 +36,7 @@ __all__ = [
 
 Point = tuple[int, ...]
 
-DEGREES = {"batch": 2, "seq_len": 2, "target_len": 2, "image_size": 4, "audio_ms": 2}
+DEGREES = {"batch": 2, "seq_len": 2, "target_len": 2, "image_size": 4, "audio_ms": 2, "lora_r": 1}
 """The highest power of a size that occurs: attention is quadratic in tokens, tokens are quadratic
 in the side of an image, and a contrastive loss compares all pairs of a batch."""
 

@@ -25,7 +25,8 @@ __all__ = ["FamilySearch", "across", "answers_for", "traces_around"]
 
 _MODULUS = 128
 _LENGTHS = ("seq_len", "target_len")
-_AXES = ("batch", "seq_len", "target_len", "image_size", "audio_ms")
+_AXES = ("batch", "seq_len", "target_len", "image_size", "audio_ms", "lora_r")
+_ANY_REMAINDER = ("batch", "lora_r")
 _SHORT = 256
 """Tokens where a model names no length."""
 _FEWEST = 3
@@ -82,8 +83,7 @@ class FamilySearch:
                 yield None
             if wider is not None:
                 yield replace(wider, fold=family.fold, whole_because=family.whole_because)
-            # perhaps only the batch is well-behaved
-            axes = ("batch",) if len(axes) > 1 and "batch" in axes else ()
+            axes = _narrower(axes)
 
     def _axes(self, near_families: Sequence[Family], own: Family) -> tuple[str, ...]:
         """The sizes to vary: those asked for, and those in which questions differed before."""
@@ -109,7 +109,9 @@ class FamilySearch:
     def _place(self, axes: tuple[str, ...], family: Family) -> str:
         """Where a family is looked for: other sizes of these axes would not find it either."""
         rest = {n: v for n, v in self.sizes.items() if n not in axes}
-        remainder = {axis: self.sizes[axis] % _MODULUS for axis in axes if axis != "batch"}
+        remainder = {
+            axis: self.sizes[axis] % _MODULUS for axis in axes if axis not in _ANY_REMAINDER
+        }
         kernels = [kernel for _, kernel in family.skeleton.attention_choices]
         return digest_of([axes, rest, remainder, self.sizes["batch"] == 1, kernels])
 
@@ -159,6 +161,13 @@ class FamilySearch:
         traces = traces_around(near_families, sizes, tuple(ranges), tied=tied)
         traces[tuple(sizes[axis] for axis in ranges)] = centre_trace
         return grow(sizes, ranges, traces, self.trace_at, tied=tied)
+
+
+def _narrower(axes: tuple[str, ...]) -> tuple[str, ...]:
+    """The axes to try next: without the rank, then perhaps only the batch is well-behaved."""
+    if len(axes) > 1 and "lora_r" in axes:
+        return tuple(axis for axis in axes if axis != "lora_r")
+    return ("batch",) if len(axes) > 1 and "batch" in axes else ()
 
 
 def answers_for(family: Family, vary: Sequence[str], sizes: Sizes) -> bool:
@@ -232,7 +241,7 @@ def across(
         NoFormulaError: something depends on the remainder.
     """
     lengths = [axis for axis in axes if axis in _LENGTHS]
-    if not lengths or not {*axes} <= {"batch", *lengths}:
+    if not lengths or not {*axes} <= {*_ANY_REMAINDER, *lengths}:
         return None
     thresholds = tuple(thresholds)
     side = _side(centre, axes, thresholds)

@@ -29,6 +29,7 @@ _MODULI = {"seq_len": 128, "target_len": 128, "image_size": 32, "audio_ms": 320}
 _LONGEST = 4096  # where a model sets no limit; beyond it a further trace extends the family
 # masks that a model asks for are computed for real: batch x length x length
 _MAX_MASK = 1 << 28
+_HIGHEST_RANK = 256
 _PRIMES = (509, 251, 127, 61, 31, 17, 13, 7)
 
 
@@ -92,6 +93,8 @@ def range_of(
         high = next((p for p in _PRIMES if p * tokens**2 <= _MAX_MASK), 5)
         # whoever asks for more will ask for more still
         return Range(2, high if size <= high else 2 * size, 1) if size >= 2 else None
+    if axis == "lora_r":
+        return Range(2, max(size, _HIGHEST_RANK), 1) if size >= 2 else None
     modulus = math.lcm(_MODULI[axis], multiple)
     low = size % modulus or modulus
     if axis in ("image_size", "audio_ms"):

@@ -42,6 +42,7 @@ __all__ = [
     "StepProfile",
     "asks_for_gpu",
     "default_stores",
+    "key_digest",
     "same_kernels",
     "shipped_folder",
     "shipped_releases",
@@ -91,7 +92,7 @@ class StepProfile:
         sizing: what the model makes of sizes.
         families: of micro-steps.
         unread_families: families in the store that were not read yet.
-        meta_models: those that were built, by the image size that was asked for.
+        meta_models: those that were built, by image size and rank that were asked for.
         barren_places: where a family was looked for and there is none.
     """
 
@@ -101,7 +102,7 @@ class StepProfile:
     sizing: Sizing = field(default_factory=Sizing)
     families: list[Family] = field(default_factory=list)
     unread_families: list[StoredFamily] = field(default_factory=list)
-    meta_models: dict[int | None, Any] = field(default_factory=dict)
+    meta_models: dict[tuple[int | None, int | None], Any] = field(default_factory=dict)
     barren_places: set[str] = field(default_factory=set)
 
 
@@ -185,7 +186,7 @@ class KnownProfiles:
         if key:
             store = self._own
             full = _full_key(store, key)
-            store.write(digest_of(full), name, content, full, about)
+            store.write(key_digest(full), name, content, full, about)
 
     def keep_family(self, profile: StepProfile, family: Family) -> None:
         """Keep a family; those it answers for are not needed any more."""
@@ -352,8 +353,13 @@ def _full_key(store: Store, key: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def key_digest(key: Mapping[str, Any]) -> str:
+    """The name of a key. What the model is called in it is for people who look at the cache."""
+    return digest_of({name: value for name, value in key.items() if name != "model"})
+
+
 def _digest_in(store: Store, key: dict[str, Any]) -> str:
-    return digest_of(_full_key(store, key))
+    return key_digest(_full_key(store, key))
 
 
 def takes_kernels(family: Family, point: Point, gpu: GpuTraits, setup: Setup) -> bool:

@@ -192,13 +192,11 @@ def _leave_out(config: Any, model: torch.nn.Module, setup: Setup) -> None:
 
 
 def _adapter_text(adapter: Adapter, config: Any) -> str:
-    """The adapters with what peft decided itself."""
-    values = {
-        name: getattr(config, name)
-        for name in ("r", "target_modules", "modules_to_save", "num_virtual_tokens")
-        if getattr(config, name, None)
-    }
-    settings = adapter.settings
+    """The adapters with what peft decided itself, without what is a size of the run."""
+    decided = ("target_modules", "modules_to_save", "num_virtual_tokens")
+    names = decided if adapter.rank is not None else ("r", *decided)
+    values = {name: getattr(config, name) for name in names if getattr(config, name, None)}
+    settings = adapter.unsized.settings
     for name, value in values.items():
         settings[name] = sorted(value) if isinstance(value, (set, list)) else value
     return dataclasses.replace(adapter, config=json.dumps(settings, sort_keys=True)).words

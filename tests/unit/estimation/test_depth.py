@@ -10,10 +10,12 @@ import torch
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
+from memest.catalog.resolve import resolve_model
 from memest.config.inputs import ModuleInputs
 from memest.config.options import setup_from_options
 from memest.errors import ConfigError
 from memest.estimation.profiler import Profiler
+from memest.estimation.question import Question
 from memest.estimation.tracer import FoldedTrace
 from memest.profiles.fold import unfold
 from memest.workspaces.operator_call import GpuTraits
@@ -278,3 +280,20 @@ def test_setups_are_the_same_from_few_layers_and_whole(options: dict[str, Any]) 
         reject()
     full = few.trace if few.fold is None else unfold(few.trace, few.fold)
     assert full == whole
+
+
+@pytest.mark.parametrize("options", [{}, {"use_dora": True}], ids=["lora", "dora"])
+def test_the_rank_is_a_size(options: dict[str, Any]) -> None:
+    profiler = Profiler(source=resolve_model("Qwen/Qwen3-0.6B?num_hidden_layers=9"), stores=())
+    common: dict[str, Any] = {"bf16": True, "checkpointing": True, **options}
+
+    def question(rank: int, batch: int, seq_len: int) -> Question:
+        setup = setup_from_options(lora_r=rank, batch=batch, seq_len=seq_len, **common)
+        return profiler.question(setup, GPU, vary=("batch",))
+
+    profiler.family(question(16, 2, 64))
+    made = profiler.traces_made
+    other = question(48, 3, 192)
+    family, point = profiler.family(other)
+    assert profiler.traces_made == made
+    assert family.at(point) == profiler._tracer.steps(other)
