@@ -213,7 +213,7 @@ class Profiler:
 
         Traced where there is none; grown for the sizes that will vary.
         """
-        family, point = self._shallow_family(question)
+        family, point = self.traced_family(question)
         return self._unfolded(family), point
 
     def _unfolded(self, family: Family) -> Family:
@@ -227,7 +227,8 @@ class Profiler:
             entry = self._deep_families[id(family)] = family, family.unfolded()
         return entry[1]
 
-    def _shallow_family(self, question: Question) -> tuple[Family, Point]:
+    def traced_family(self, question: Question) -> tuple[Family, Point]:
+        """The same as it was traced, of few layers where the others follow from them."""
         if asks_for_gpu(question.setup):
             # nothing else follows from a trace for these sizes on this GPU: Liger's loss goes in
             # chunks whose number jumps with the batch, and its Python asks for the GPU's
