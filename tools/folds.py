@@ -1,6 +1,6 @@
 """Trace a model of every family whole and from few layers, compare, and write ``docs/folding.md``.
 
-    python tools/folds.py                      one model of every family, about 40 minutes
+    python tools/folds.py                      one model of every family, about 10 minutes
     python tools/folds.py --only bert          a family, or a model by its name
     python tools/folds.py --seed 7             other setups and depths
 
@@ -174,6 +174,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", action="append", help="an id or a family; may be repeated")
     parser.add_argument("--seed", type=int, default=1, help="of setups and depths")
+    parser.add_argument("--jobs", type=int, default=2, help="models at a time")
     parser.add_argument("--limit", type=int, default=300, help="seconds for one model")
     parser.add_argument("--results", type=Path, help="keep results here, one JSON line each")
     parser.add_argument("--out", type=Path, default=Path("docs/folding.md"))
@@ -185,6 +186,7 @@ def main(argv: list[str] | None = None) -> int:
         _entries(set(arguments.only or ())),
         partial(_measure, seed=arguments.seed),
         limit=arguments.limit,
+        jobs=arguments.jobs,
         results=arguments.results,
     )
     if not arguments.only:

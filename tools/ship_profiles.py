@@ -1,12 +1,13 @@
 """Make the step profiles that come with the package: data/step_profiles/.
 
-    python tools/ship_profiles.py            # everything; two models at a time
-    python tools/ship_profiles.py gpt2       # one model, the others stay as they are
+    python tools/ship_profiles.py --scratch DIR    # everything, about 80 minutes on two cores
+    python tools/ship_profiles.py gpt2             # one model, the others stay as they are
 
-What is stored depends on the releases that trace; they are written to ``software.json`` beside it.
-Run it again whenever a trace comes out otherwise (a test compares), or an operator gets its first
-workspace rule: profiles that saw it are not believed any more. What is shipped is what
-:func:`questions` names, and the same test asks all of it where none of these packages is.
+What was traced stays in the scratch folder, so that a run that was stopped can be taken up again.
+It depends on the releases that trace; they are written to ``software.json``. Run it again whenever
+a trace comes out otherwise (a test compares), or an operator gets its first workspace rule:
+profiles that saw it are not believed any more. What is shipped is what :func:`questions` names of
+the models in ``shipped_models.txt`` beside this file; others that are alike have theirs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import multiprocessing
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -26,130 +27,147 @@ from pathlib import Path
 from typing import Any
 
 from memest.catalog.gpus import find_gpu, traits
+from memest.catalog.models import CatalogueEntry, lookup
 from memest.catalog.resolve import resolve_model
 from memest.config.options import setup_from_options
+from memest.config.setup import Setup
+from memest.errors import MemestError
 from memest.estimation.profiler import Profiler
-from memest.estimation.whole_run import steps_run
+from memest.profiles.axes import Sizes, windows
 from memest.profiles.cache import Store
 from memest.profiles.known_profiles import shipped_folder
+from memest.profiles.packs import Packs, write_packs
 
-LARGE = ("meta-llama/Meta-Llama-3-8B", "Qwen/Qwen2.5-7B", "mistralai/Mistral-7B-v0.1")
-DECODERS = ("gpt2", "t5-base")
-ENCODERS = ("bert-large-uncased", "bert-base-uncased", "roberta-base")
-IMAGES = ("google/vit-base-patch16-224",)
-MODELS = (*LARGE, *ENCODERS, *DECODERS, *IMAGES)
-"""All that are shipped; what takes longest comes first."""
+LIST = Path(__file__).with_name("shipped_models.txt")
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
 
-# a card for each choice of attention kernels that torch makes; the last two have no bfloat16
-NEW, OLD = ("a100-80gb", "h100"), ("t4", "v100")
-_LORA = {"lora_r": 16}
-_NF4 = {
-    "load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bfloat16",
-    "bnb_4bit_use_double_quant": True,
-}  # fmt: skip
-# as the paper and docs/fine-tuning.md have it, and as README does: by the defaults of transformers
-_QLORA = {**_LORA, **_NF4, "lora_target_modules": "all-linear", "lora_dropout": 0.05}
-_BARE_QLORA = {**_LORA, "load_in_4bit": True}
-_SHARDINGS: tuple[dict[str, Any], ...] = ({"fsdp": "full_shard"}, {"zero": 2}, {"zero": 3})
-_LAYERS = {
-    "bert-base-uncased": "BertLayer",
-    "bert-large-uncased": "BertLayer",
-    "roberta-base": "RobertaLayer",
-    "google/vit-base-patch16-224": "ViTLayer",
-}
-"""What to wrap under FSDP where accelerate stops at the classes that a model names itself."""
-_RANKS = (2, 4, 8)
-_NODES = (16, 32, 64)
-_OPTIMIZERS = ("adamw_torch", "sgd", "adafactor")
-_NO_PRECISION: dict[str, Any] = {}
-_FP16, _BF16 = {"fp16": True}, {"bf16": True}
+# a card for each choice of attention kernels that torch makes; the last has no bfloat16
+NEW, OLD = ("a100-80gb", "h100"), ("t4",)
+VARY = ("batch", "seq_len", "target_len", "lora_r")
+"""The sizes in which questions differ: a family answers for all of them."""
+_SMALL = 580_000_000
+"""Parameters below which all precisions are asked of all cards."""
+_ON_T4 = 10_000_000_000
+_ALONE = 30_000_000_000
+"""Parameters above which nobody trains all of them on one GPU."""
+_TINY = 500_000_000
+_LONGEST, _SHORT = 8192, 512
+_STEP = 128
+_RANKS = (2, 4, 8, 16, 32, 64)
+_OPTIMIZERS = ("adamw_torch", "sgd", "adafactor", "adamw_bnb_8bit")
+_CHECKPOINTING = ("none", "full")
+_BF16 = {"bf16": True}
+_DONE = "done"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A run that is answered at any batch and length.
+    """A run that is answered at any batch, length and rank.
 
     Attributes:
         options: of the run, without sizes.
         gpus: whose kernels run.
         single: answered for a batch of 1 too, whose operators are others.
+        updates: asked for its updates alone; its steps are those of another question.
     """
 
     options: Mapping[str, Any]
-    gpus: tuple[str, ...]
-    single: bool = True
+    gpus: tuple[str, ...] = NEW
+    single: bool = False
+    updates: bool = False
 
 
-def sizes_of(model: str) -> dict[str, int]:
-    """Where families of a model are grown: its batches reach to twice this one."""
-    if model in IMAGES:
-        return {"batch": 1024}
-    batch = 1024 if model in ENCODERS else 128 if model in LARGE else 256
-    return {"batch": batch, "seq_len": 512}
+def models() -> list[str]:
+    """All that are shipped; what is asked most comes first."""
+    lines = (line.partition("#")[0].split() for line in LIST.read_text().splitlines())
+    return [name for line in lines for name in line]
 
 
-def questions(model: str) -> Iterator[Question]:
+def questions(entry: CatalogueEntry) -> Iterator[Question]:
     """What is shipped of one model: what people ask first, as far as size and time allow.
 
     One GPU in the usual precisions, with and without checkpointing, by several optimizers; the same
-    under DDP, FSDP2, ZeRO-2 and ZeRO-3; recipes of LoRA and QLoRA where text is modelled.
+    under DDP, FSDP2, ZeRO-2 and ZeRO-3; LoRA where text is modelled, and QLoRA where it is read on.
     Cards without bfloat16 are asked of where their memory or their precision is what people use.
     """
-    yield from _alone(model)
-    yield from _on_several_gpus(model)
-    if model not in IMAGES:
-        yield from _with_adapters(model)
-
-
-def _runs(model: str) -> Iterator[dict[str, Any]]:
-    precisions = (_NO_PRECISION, _BF16) if model in LARGE else (_NO_PRECISION, _FP16, _BF16)
-    for precision, checkpointing in product(precisions, ("none", "full")):
-        yield {**precision, "checkpointing": checkpointing}
-
-
-def _alone(model: str) -> Iterator[Question]:
-    for run in _runs(model):
-        wasted = run["checkpointing"] == "full" and (model in LARGE or "bf16" in run)
-        yield Question(options=run, gpus=NEW if wasted else (*NEW, *OLD))
-        for optim in _OPTIMIZERS:
-            yield Question(options={**run, "optim": optim}, gpus=NEW[:1], single=False)
-
-
-def _on_several_gpus(model: str) -> Iterator[Question]:
-    for run in _runs(model):
-        gpus = NEW if model in LARGE or "bf16" in run else (*NEW, *OLD)
-        yield Question(options={**run, "num_gpus": 2}, gpus=gpus, single=False)
-        for how in _SHARDINGS:
-            if "fsdp" in how and model in _LAYERS:
-                how = {**how, "fsdp_wrap": [_LAYERS[model]]}
-            # with checkpointing in bfloat16, or where the traces are those of one GPU
-            partitioned = how.get("zero") == 3
-            apart = "fp16" in run or (partitioned and "bf16" not in run)
-            if run["checkpointing"] == "full" and apart:
-                continue
-            single = model in LARGE and "bf16" in run
-            yield Question(options={**run, **how, "num_gpus": 2}, gpus=gpus, single=single)
-            # the same traces with other shards, or other updates
-            others = [{"num_gpus": ranks} for ranks in (*_RANKS[1:], *_NODES)]
-            others += [{"num_gpus": ranks, "optim": "adamw_torch"} for ranks in _RANKS]
-            for other in others:
-                yield Question(options={**run, **how, **other}, gpus=NEW[:1], single=False)
-
-
-def _with_adapters(model: str) -> Iterator[Question]:
-    both = ("none", "full")
-    recipes = [(_LORA, NEW, both)]
-    # peft trains the classifier of an encoder as a whole, and quantised weights cannot train
-    if model not in ENCODERS:
-        recipes += [(_BARE_QLORA, NEW[:1], both), (_QLORA, NEW[:1], both[1:])]
-    for recipe, gpus, checkpointings in recipes:
-        single = model not in ENCODERS
-        for checkpointing in checkpointings:
-            run = {**_BF16, **recipe, "checkpointing": checkpointing}
+    num_parameters = entry.parameters or 0
+    is_small = num_parameters < _SMALL
+    is_large = num_parameters > _ALONE
+    if not is_large:
+        for precision, checkpointing in product(("bf16", "fp16", ""), _CHECKPOINTING):
+            run = {"checkpointing": checkpointing} | ({precision: True} if precision else {})
+            gpus = (*NEW, *OLD) if is_small and precision != "bf16" else NEW
+            single = precision == "bf16" or (is_small and checkpointing == "none")
             yield Question(options=run, gpus=gpus, single=single)
-        # with checkpointing DDP has the traces of one GPU
-        yield Question(options={**run, "num_gpus": 2}, gpus=gpus, single=single)
+            for optim in _OPTIMIZERS if checkpointing == "none" else ():
+                yield Question(options={**run, "optim": optim}, gpus=NEW[:1], updates=True)
+    # FSDP2 has the steps of ZeRO-2, and DDP those of one GPU; what is too large for one is
+    # checkpointed
+    for checkpointing in _CHECKPOINTING[not is_small :]:
+        run = {**_BF16, "checkpointing": checkpointing}
+        if not is_large:
+            yield Question(options={**run, "num_gpus": 2})
+        for how in ({"zero": 2}, {"zero": 3}):
+            single = not is_small
+            yield Question(options={**run, **how, "num_gpus": 2}, single=single)
+            for number in _RANKS if checkpointing == "full" else ():
+                more = {**run, **how, "num_gpus": number}
+                yield Question(options=more, gpus=NEW[:1], updates=True)
+                if number == 8:
+                    more = {**more, "optim": "adamw_torch"}
+                    yield Question(options=more, gpus=NEW[:1], updates=True)
+        for number in _RANKS if checkpointing == "full" else ():
+            more = {**run, "fsdp": "full_shard", "num_gpus": number}
+            yield Question(options=more, gpus=NEW[:1], updates=True)
+    if is_small:
+        for how in ({"zero": 2}, {"zero": 3}):
+            run = {"fp16": True, "checkpointing": "none", **how, "num_gpus": 2}
+            yield Question(options=run, gpus=(NEW[0], *OLD))
+    for checkpointing in _CHECKPOINTING[is_large:]:
+        run = {**_BF16, "checkpointing": checkpointing}
+        single = checkpointing == "full"
+        yield Question(options={**run, "lora_r": 16}, single=single)
+        if single:
+            more = {**run, "lora_r": 16, "optim": "adamw_torch"}
+            yield Question(options=more, gpus=NEW[:1], updates=True)
+        if entry.auto_class == "AutoModelForCausalLM" and checkpointing == "full":
+            yield Question(options={**run, "qlora": True, "lora_r": 16}, single=True)
+    if entry.auto_class == "AutoModelForCausalLM" and num_parameters < _ON_T4:
+        run = {"fp16": True, "checkpointing": "full", "qlora": True, "lora_r": 16}
+        yield Question(options=run, gpus=OLD, single=True)
+
+
+def stretches_of(entry: CatalogueEntry, profiler: Profiler, request: Setup) -> list[list[Sizes]]:
+    """Where families of a model are grown: stretches of lengths, which its windows divide.
+
+    Of each stretch the longest, and two that leave other remainders: what holds for these holds for
+    all lengths of the stretch.
+    """
+    batch = 1024 if (entry.parameters or 0) < _TINY else 256
+    if profiler.resolve(request).seq_len is None:
+        return [[{"batch": batch}]]
+    limit = min(profiler.limit(request, "seq_len") or _LONGEST, _LONGEST)
+    edges = sorted({edge for edge in windows(entry.config()) if 2 * _STEP <= edge < limit})
+    if edges:
+        batch = 16  # masks of windows are computed for real
+    elif limit > _SHORT:
+        batch = 128
+    stretches: list[list[Sizes]] = []
+    for low, high in zip((0, *edges), (*(edge - 1 for edge in edges), limit), strict=True):
+        longest = high // _STEP * _STEP
+        steps = (longest - low) // _STEP
+        if steps < 2:
+            continue
+        lengths = (longest, low + steps // 4 * _STEP + 41, low + steps // 2 * _STEP + 98)
+        batches = (batch, max(batch // 5, 2), max(batch // 3, 2))
+        stretches.append(
+            [
+                {"batch": batch, "seq_len": length}
+                for batch, length in zip(batches, lengths, strict=True)
+                if length <= longest
+            ]
+        )
+    return stretches or [[{"batch": batch}]]
 
 
 def ship(model: str, folder: Path) -> str:
@@ -161,60 +179,77 @@ def ship(model: str, folder: Path) -> str:
 
     Returns:
         What to say of it.
-
-    Raises:
-        MemestError: a question that cannot be answered.
     """
     start, num_questions = time.perf_counter(), 0
-    tracer = Profiler(
-        source=resolve_model(model), stores=(Store(folder, shipped=True, writable=True),)
-    )
-    sizes = sizes_of(model)
-    for question in questions(model):
-        # what the model makes of a question that names no length
-        tracer.resolve(setup_from_options(**question.options))
-        for gpu in question.gpus:
-            for batch in (sizes["batch"], 1) if question.single else (sizes["batch"],):
-                setup = setup_from_options(**{**sizes, **question.options, "batch": batch})
-                steps_run(tracer, setup, traits(find_gpu(gpu)), tuple(sizes))
+    source, entry = resolve_model(model), entry_of(model)
+    profiler = Profiler(source=source, stores=(Store(folder, shipped=True, writable=True),))
+    refusals = 0
+    for question in questions(entry):
+        try:
+            request = setup_from_options(**question.options)
+            stretches = stretches_of(entry, profiler, request)
+        except MemestError:
+            refusals += 1  # not every model takes adapters, or has checkpointing
+            continue
+        for gpu, batch in product(question.gpus, (None, 1) if question.single else (None,)):
+            for stretch in stretches[:1] if question.updates else stretches:
                 num_questions += 1
+                _ask(profiler, question, gpu, stretch, batch)
     seconds = time.perf_counter() - start
-    size = _bytes(folder)
     return (
-        f"{model}: {num_questions} questions, {tracer.traces_made} traces, {seconds:.0f} s, "
-        f"{size / 1e6:.2f} MB"
+        f"{model}: {num_questions} questions, {profiler.traces_made} traces, {seconds:.0f} s, "
+        f"{refusals} refused"
     )
 
 
-def put(model: str, folder: Path, out: Path) -> None:
-    """Move what was made of a model to where all is, in place of what was there of it."""
-    for entry in Store(out, shipped=True).entries():
-        if entry.key.get("model") == model:
-            shutil.rmtree(out / entry.digest)
-    for place in folder.iterdir():
-        # updates belong to weights, and models may share them
-        shutil.copytree(place, out / place.name, dirs_exist_ok=True)
+def _ask(
+    profiler: Profiler, question: Question, gpu: str, stretch: list[Sizes], batch: int | None
+) -> None:
+    """Ask for one stretch of lengths, so that the last answer is for all of them."""
+    asked = stretch[:1] if question.updates else stretch
+    for number, sizes in enumerate(asked):
+        is_last = number == len(asked) - 1
+        more = {} if batch is None else {"batch": batch}
+        request = setup_from_options(**{**sizes, **question.options, **more})
+        vary = VARY if is_last or number == 0 else None
+        one = profiler.question(request, traits(find_gpu(gpu)), vary)
+        if is_last:
+            profiler.run(one)  # with its updates
+        else:
+            profiler.traced_family(one)
 
 
-def _bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+def entry_of(model: str) -> CatalogueEntry:
+    """What the catalogue says of a model."""
+    entry = lookup(model)
+    assert entry is not None, model
+    return entry
 
 
-def make(models: Sequence[str], out: Path, jobs: int) -> None:
+def make(names: Iterable[str], out: Path, scratch: Path, jobs: int) -> None:
     """Make some models anew, each whole or not at all."""
     context = multiprocessing.get_context("spawn")
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        ProcessPoolExecutor(jobs, mp_context=context) as pool,
-    ):
+    # processes do not live long: they keep what they traced
+    with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=8) as pool:
         running = {}
-        for number, model in enumerate(models):
-            folder = Path(scratch) / str(number)
-            folder.mkdir()
-            running[pool.submit(ship, model, folder)] = model, folder
+        for name in names:
+            folder = scratch / name.replace("/", "--")
+            if not (folder / _DONE).exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(parents=True)
+            running[pool.submit(_make_one, name, folder)] = name, folder
         for number, future in enumerate(as_completed(running), start=1):
+            name, folder = running[future]
             print(f"{number}/{len(running)} {future.result()}", flush=True)
-            put(*running[future], out)
+            store = Store(folder, shipped=True)
+            write_packs(out, [(entry_of(name).model_type, name, store)])
+
+
+def _make_one(name: str, folder: Path) -> str:
+    done = folder / _DONE
+    if not done.exists():
+        done.write_text(ship(name, folder))
+    return done.read_text()
 
 
 def main() -> None:
@@ -222,10 +257,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", help="all that are shipped, if none is named")
     parser.add_argument("--out", type=Path, default=shipped_folder())
+    parser.add_argument("--scratch", type=Path, help="what was traced, to be taken up again")
     parser.add_argument("--jobs", type=int, default=2, help="models made at a time")
     arguments = parser.parse_args()
-    if unknown := sorted({*arguments.models} - {*MODELS}):
-        parser.error(f"{', '.join(unknown)}: not shipped; {', '.join(MODELS)} are")
+    if unknown := sorted({*arguments.models} - {*models()}):
+        parser.error(f"{', '.join(unknown)}: not in {LIST.name}")
     out, software_path = arguments.out, arguments.out / "software.json"
     software = {name: version(name).partition("+")[0] for name in PACKAGES}
     if not arguments.models:
@@ -236,8 +272,11 @@ def main() -> None:
         )
     out.mkdir(parents=True, exist_ok=True)
     software_path.write_text(json.dumps(software, indent=2) + "\n")
-    make(arguments.models or MODELS, out, arguments.jobs)
-    print(f"{_bytes(out) / 1e6:.2f} MB in {out}")
+    with tempfile.TemporaryDirectory() as temporary:
+        scratch = arguments.scratch or Path(temporary)
+        make(arguments.models or models(), out, scratch, arguments.jobs)
+    size = sum(file.stat().st_size for file in out.iterdir())
+    print(f"{len(Packs(out).models)} models, {size / 1e6:.2f} MB in {out}")
 
 
 if __name__ == "__main__":

@@ -77,7 +77,8 @@ def estimate(
         dims: what the letters of specifications are; ``B`` is the batch, ``S`` the length.
         model_args: arguments of a factory.
         trust_remote_code: run code that the model's repository brings.
-        max_batch: look for the largest batch when a GPU is named.
+        max_batch: look for the largest batch when a GPU is named; not of a compiled model, which
+            would be compiled for each.
         snapshot: a file (.pickle or .json) that the predicted run is written to besides, in the
             structure of ``torch.cuda.memory._dump_snapshot``: as replayed, before a calibration
             profile corrects totals.
@@ -153,7 +154,8 @@ def answer(
     Args:
         profiler: of the model.
         request: the setup as it was asked for.
-        max_batch: look for the largest batch when a GPU is named.
+        max_batch: look for the largest batch when a GPU is named; not of a compiled model, which
+            would be compiled for each.
         vary: sizes that further questions will change.
         common: say what it means for the GPUs that people have, where none is named.
         snapshot: a file that the run is written to besides.
@@ -161,7 +163,8 @@ def answer(
     """
     targets = target_gpus(request, **place)
     main, named_gpus = targets.main, targets.named_gpus
-    looks_for_batch = bool(named_gpus) and max_batch
+    wants_batch = bool(named_gpus) and max_batch
+    looks_for_batch = wants_batch and not request.torch_compile  # each would be compiled for
     run = resolve_run(profiler, request, main.traits, ("batch", *vary) if looks_for_batch else vary)
     setup, stream = run.setup, run.stream
     if snapshot is not None:
@@ -181,6 +184,8 @@ def answer(
     fits, left_out = _fits_others(profiler, request, other_gpus, replays, named=bool(named_gpus))
     fit = verdict_for(main, setup, peaks, stream, result, replays.conf) if named_gpus else None
     batch = safe = None
+    if wants_batch and not looks_for_batch:
+        left_out.append(_COMPILED_ANEW)
     if looks_for_batch:
         batch_request = replace(request, batch=setup.batch)
         try:
@@ -250,6 +255,10 @@ def _fits_others(
 _NO_TRACE = (
     "no profile that comes with memest has their attention kernels, and what traces models is not "
     "installed"
+)
+_COMPILED_ANEW = (
+    "the largest batch is not looked for: every batch is compiled anew; memest max-batch takes the "
+    "minutes"
 )
 _NO_LARGEST = (
     "the largest batch is not looked for: it lies beyond the profiles that come with memest, and "

@@ -43,6 +43,7 @@ from memest.profiles.known_profiles import (
     key_digest,
     shipped_releases,
 )
+from memest.profiles.packs import Packs
 from memest.profiles.program import Program
 from memest.profiles.sizing import SIZES, SizeAnswer, asked_sizes
 from memest.replay.conf import AllocatorConf
@@ -77,7 +78,7 @@ class Profiler:
         module: Any = None,
         module_inputs: ModuleInputs = NO_INPUTS,
         progress: Progress | None = None,
-        stores: Sequence[Store] | None = None,
+        stores: Sequence[Store | Packs] | None = None,
     ) -> None:
         self._tracer = Tracer(source, module, module_inputs, progress)
         self._known_profiles = KnownProfiles(stores)

@@ -31,6 +31,7 @@ from memest.profiles.document import (
 from memest.profiles.family import Family, FamilyDomain, Point, single_trace_family
 from memest.profiles.formula import NoFormulaError
 from memest.profiles.model_card import ModelCard
+from memest.profiles.packs import Packs
 from memest.profiles.sizing import Sizing
 from memest.profiles.updates import UpdateRule
 from memest.workspaces.attention_choice import choose_backend
@@ -66,9 +67,9 @@ def _shipped_software() -> dict[str, str]:
     return {str(name): str(release) for name, release in releases.items()}
 
 
-def default_stores() -> tuple[Store, ...]:
+def default_stores() -> tuple[Store | Packs, ...]:
     """The user's cache, and the profiles that come with the package."""
-    return Store(cache_folder()), Store(shipped_folder(), shipped=True)
+    return Store(cache_folder()), Packs(shipped_folder())
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class StoredFamily:
     """A stored family: where it holds, and how to get it."""
 
     domain: FamilyDomain
-    store: Store
+    store: Store | Packs
     digest: str
     document: Document
 
@@ -123,12 +124,13 @@ class KnownProfiles:
     """Families, kept in stores as well.
 
     Args:
-        stores: the first one is written to.
+        stores: the first one that can be is written to.
     """
 
-    def __init__(self, stores: Sequence[Store] | None = None) -> None:
+    def __init__(self, stores: Sequence[Store | Packs] | None = None) -> None:
         self._stores = tuple(default_stores() if stores is None else stores)
-        self._own = self._stores[0] if self._stores else Store(None)
+        folders = (store for store in self._stores if isinstance(store, Store))
+        self._own = next(folders, Store(None))
         self._on_gpu: dict[tuple[Setup, GpuTraits], StepProfile] = {}
 
     def load(self, profile: StepProfile) -> None:
@@ -333,7 +335,7 @@ def shipped_releases(key: Mapping[str, Any]) -> dict[str, str]:
     return {name: release(name) or shipped_software.get(name, "unknown") for name in packages}
 
 
-def _full_key(store: Store, key: dict[str, Any]) -> dict[str, Any]:
+def _full_key(store: Store | Packs, key: dict[str, Any]) -> dict[str, Any]:
     """The key with the software that traces, as a store tells its documents apart."""
     installed_releases = {name: release(name) for name in _tracing_with(key)}
     if store.shipped:
@@ -358,7 +360,7 @@ def key_digest(key: Mapping[str, Any]) -> str:
     return digest_of({name: value for name, value in key.items() if name != "model"})
 
 
-def _digest_in(store: Store, key: dict[str, Any]) -> str:
+def _digest_in(store: Store | Packs, key: dict[str, Any]) -> str:
     return key_digest(_full_key(store, key))
 
 

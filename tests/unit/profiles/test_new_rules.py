@@ -15,6 +15,7 @@ from memest.estimation.whole_run import steps_run
 from memest.profiles.cache import Store
 from memest.profiles.document import family_from_json
 from memest.profiles.known_profiles import shipped_folder
+from memest.profiles.packs import Packs
 from memest.workspaces import registry
 from memest.workspaces.operator_call import Workspace
 
@@ -105,7 +106,7 @@ def test_a_rule_for_what_they_never_saw_changes_nothing(shipped, with_rule):
 
 @pytest.mark.slow
 def test_the_profiles_that_come_with_the_package_were_all_made_alike():
-    store = Store(shipped_folder(), shipped=True)
+    store = Packs(shipped_folder())
     named = {
         bool(document.content.get("unnoted"))
         for entry in store.entries()
