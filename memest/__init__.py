@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from memest.report.oom_result import OomExplanation
     from memest.report.result import Estimate, Verdict
     from memest.report.stages_result import StageTable
+    from memest.report.suggestions import Suggestions
     from memest.search.advise import advise
     from memest.search.compare import compare
     from memest.search.explain_oom import explain_oom
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from memest.search.points import Sweep, SweepPoint
     from memest.search.profile import Profile, profile
     from memest.search.stages import stages
+    from memest.search.suggest import suggest
     from memest.search.sweep import sweep
 
     __version__: str
@@ -69,6 +71,7 @@ __all__ = [
     "Setup",
     "Software",
     "StageTable",
+    "Suggestions",
     "Sweep",
     "SweepPoint",
     "TraceError",
@@ -87,6 +90,7 @@ __all__ = [
     "read_command",
     "read_config",
     "stages",
+    "suggest",
     "sweep",
     "validate",
 ]
@@ -117,6 +121,8 @@ _HOMES = {
     "SweepPoint": "memest.search.points",
     "StageTable": "memest.report.stages_result",
     "stages": "memest.search.stages",
+    "Suggestions": "memest.report.suggestions",
+    "suggest": "memest.search.suggest",
     "sweep": "memest.search.sweep",
     "Validation": "memest.calibration.validation",
     "validate": "memest.calibration.validation",

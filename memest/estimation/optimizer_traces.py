@@ -72,7 +72,8 @@ class OptimizerTraces:
             point: of the family.
             setup: names the optimizer.
             gpu: decides versions.
-            digest: of what the model was built from.
+            digest: of what the model was built from: with the names of the weights it says which
+                modules own them.
             model: builds it, so it is asked only where an optimizer must know which modules own
                 the weights.
         """

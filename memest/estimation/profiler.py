@@ -432,7 +432,7 @@ class Profiler:
             point,
             question.setup,
             question.gpu,
-            digest=key_digest(question.profile.key),
+            digest=key_digest({n: v for n, v in question.profile.key.items() if n != "setup"}),
             model=lambda: self.meta_model(question).model,
         )
 

@@ -52,6 +52,10 @@ _RENDERERS: dict[str, Mapping[str, str]] = {
         "parts": "memest.report.oom.oom_parts",
         "rows": "memest.report.frames.oom_rows",
     },
+    "Suggestions": {
+        "parts": "memest.report.suggestions.suggestion_parts",
+        "rows": "memest.report.frames.suggestion_rows",
+    },
     "StageTable": {
         "text": "memest.report.tables.render_stages",
         "rows": "memest.report.frames.stage_rows",

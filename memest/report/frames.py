@@ -14,6 +14,7 @@ from memest.report.oom_result import OomExplanation
 from memest.report.parts import parts_of
 from memest.report.result import Estimate
 from memest.report.stages_result import StageTable
+from memest.report.suggestions import Suggestions
 
 __all__ = ["csv_of", "frame_of"]
 
@@ -122,6 +123,21 @@ def advice_rows(advice: Advice) -> Rows:
     )
     plans = [plan.to_dict() for plan in advice.plans]
     return [{name: plan[name] for name in columns} for plan in plans], columns
+
+
+def suggestion_rows(suggestions: Suggestions) -> Rows:
+    """One row a change, the best first."""
+    columns = (
+        "words",
+        "arguments",
+        "verdict",
+        "device_bytes",
+        "gain_bytes",
+        "relative_time",
+        "changes_training",
+    )
+    found = [change.to_dict() for change in suggestions.changes]
+    return [{name: each[name] for name in columns} for each in found], columns
 
 
 def max_batch_rows(max_batch: MaxBatch) -> Rows:

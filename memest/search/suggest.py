@@ -1,0 +1,356 @@
+"""``memest.suggest``: the few changes that make a run fit, each with its gain and its cost.
+
+Single changes come first, then those that go together with small micro-batches and checkpointing.
+What trains the same is preferred to what does not, the faster to the slower, and no two are of one
+kind. A run that fits with room is told its largest batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from memest.config.options import argument, no_gpu
+from memest.config.parallelism import Strategy
+from memest.config.setup import Attention, Precision, Setup
+from memest.config.spelling import command_words
+from memest.errors import MemestError
+from memest.estimation.gpu_target import Place
+from memest.events import Category
+from memest.report.result import Spot, Verdict
+from memest.report.suggestions import Suggestion, Suggestions
+from memest.search.combos import SAME_TRAINING, STATES_OF
+from memest.search.cost import TIME_BASIS, Probe
+from memest.search.profile import Profile
+from memest.search.profile import profile as make_profile
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["suggest", "suggestions_of"]
+
+Progress = Callable[[str], None]
+
+_MOST_GPUS = 8
+_RANK = 16
+
+
+def suggest(
+    model: str | torch.nn.Module,
+    setup: Setup | None = None,
+    *,
+    gpu: str | None = None,
+    gpu_memory: int | str | None = None,
+    device_context: int | str | None = None,
+    calibration: str | None = None,
+    count: int = 3,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Suggestions:
+    """What to change so that a run fits a GPU, or what to do with the room that it leaves.
+
+    Args:
+        model: as for :func:`memest.estimate`.
+        setup: the training configuration; ``options`` are another way to give it.
+        gpu: name of the GPU, or ``local``.
+        gpu_memory: memory PyTorch can have, for a GPU that the catalogue does not know.
+        device_context: as for :func:`memest.estimate`.
+        calibration: as for :func:`memest.estimate`.
+        count: changes, at most.
+        trust_remote_code: run code that the model's repository brings.
+        progress: called with one line for each longer thing done.
+        **options: of the run, as for :func:`memest.estimate`.
+
+    Returns:
+        The changes, best first; none where nothing makes it fit, and then the closest one.
+
+    Raises:
+        ConfigError: no GPU, or options that cannot be.
+        MemestError: as for :func:`memest.estimate`.
+
+    Example:
+        >>> import memest
+        >>> found = memest.suggest("bert-large-uncased", batch=24, fp16=True, gpu="t4")
+        >>> found.changes[0].words
+        'micro-batches of 12, 2 a step'
+    """
+    if not gpu and gpu_memory is None:
+        raise no_gpu("suggest")
+    place = Place(
+        gpu=[gpu] if gpu else [],
+        gpu_memory=gpu_memory,
+        device_context=device_context,
+        calibration=argument("calibration", calibration, options),
+    )
+    profile = make_profile(
+        model, setup, trust_remote_code=trust_remote_code, progress=progress, **options
+    )
+    return suggestions_of(profile, place, count)
+
+
+def suggestions_of(profile: Profile, place: Place, count: int = 3) -> Suggestions:
+    """The same for a profile that is there.
+
+    Args:
+        profile: the model under the run's setup.
+        place: the one GPU that it is to fit.
+        count: changes, at most.
+    """
+    search = _Search(profile, place)
+    base = search.base
+    assert base.gpu is not None
+    changes, closest = search.changes(count)
+    return Suggestions(
+        model=base.model.id,
+        gpu=base.gpu.name,
+        usable_bytes=base.gpu.usable_bytes,
+        verdict=base.verdict,
+        device_bytes=base.peak.device_bytes,
+        changes=changes,
+        closest=closest,
+        time_basis=TIME_BASIS.format(rates=search.probe.speed(base.setup).basis),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """Something to try.
+
+    Attributes:
+        kind: of which one suggestion is enough.
+        words: what is done, as a phrase.
+        options: what is given in addition or in place.
+        distance: how far it leads from the run that was asked for; 0 trains the same.
+        training: what makes the training another one.
+    """
+
+    kind: str
+    words: str
+    options: dict[str, Any] = field(hash=False)
+    distance: int = 0
+    training: str = ""
+
+    def then(self, other: _Change) -> _Change:
+        """Both together."""
+        return _Change(
+            f"{self.kind} {other.kind}".strip() if not other.distance else other.kind,
+            f"{self.words}, {other.words}".removeprefix(", "),
+            {**self.options, **other.options},
+            max(self.distance, other.distance),
+            other.training or self.training,
+        )
+
+
+class _Search:
+    """Tries changes of one run."""
+
+    def __init__(self, profile: Profile, place: Place) -> None:
+        self._profile = profile
+        self._place = place
+        self.probe = Probe(profile, place, vary=("batch",))
+        self.base = self.probe.estimate()
+        self._room = self.base.gpu.usable_bytes if self.base.gpu else 0
+
+    def changes(self, count: int) -> tuple[tuple[Suggestion, ...], Suggestion | None]:
+        """Those that were found, and the closest where none of them makes the run fit."""
+        if self.base.verdict is Verdict.FITS:
+            larger = self._larger_batch()
+            return ((larger,) if larger is not None else ()), None
+        tried: list[tuple[_Change, Suggestion]] = []
+        for ways in self._kinds():
+            found = {change.kind for change, made in tried if made.verdict is Verdict.FITS}
+            if len(found) >= count:
+                break
+            for change in ways:
+                made = self._made(change)
+                if made is None:
+                    continue
+                tried.append((change, made))
+                if made.verdict is Verdict.FITS:
+                    break
+        useful = [each for each in tried if self._is_better(each[1].verdict)]
+        best: dict[str, Suggestion] = {}
+        for change, made in sorted(useful, key=_rank):
+            best.setdefault(change.kind, made)
+        if best:
+            return tuple(best.values())[:count], None
+        rest = [made for _, made in tried if made.gain_bytes > 0]
+        return (), min(rest, key=lambda made: made.device_bytes, default=None)
+
+    def _is_better(self, verdict: Verdict) -> bool:
+        tight = self.base.verdict is Verdict.DOES_NOT_FIT
+        return verdict is Verdict.FITS or (tight and verdict is Verdict.TIGHT)
+
+    # -- what is tried
+
+    def _kinds(self) -> Iterator[Iterator[_Change]]:
+        """For each kind the ways to it, of which the first that fits is taken."""
+        setup = self.base.setup
+        lean = _lean(setup)
+        if self._can_fit(with_states=True):
+            for change in _implementations(setup):
+                yield iter((change,))
+            yield self._smaller_batches(setup, _NOTHING)
+            yield _checkpointing(setup)
+            if lean.options:
+                yield self._smaller_batches(setup, lean)
+            yield self._precisions(setup)
+        leanest = _with_batches_of_one(setup, lean)
+        if self._can_fit(with_states=False):
+            for change in _optimizers(setup):
+                yield iter((change, leanest.then(change)))
+        # a base of 4 bits and shards of a large model are hardly ever trained without checkpointing
+        for change in _adapters(setup):
+            yield iter(
+                (change, leanest.then(change))
+                if "qlora" not in change.options
+                else (lean.then(change), leanest.then(change))
+            )
+        for change in _more_gpus(setup):
+            yield iter((lean.then(change),))
+
+    def _can_fit(self, *, with_states: bool) -> bool:
+        """Whether what is there at the end of a step fits, whatever is done about the rest."""
+        model = self.base.model
+        trained = model.parameter_bytes * model.trainable_parameters // max(model.parameters, 1)
+        states = sum(
+            row.bytes
+            for row in self.base.breakdown
+            if row.category is Category.OPTIMIZER_STATES and with_states
+        )
+        distributed = self.base.setup.distributed
+        shared = distributed.shares_model or distributed.strategy is not Strategy.NONE
+        return shared or model.parameter_bytes + trained + states <= self._room
+
+    def _smaller_batches(self, setup: Setup, first: _Change) -> Iterator[_Change]:
+        """The largest micro-batch that fits and divides what a step has, if there is one."""
+        for batch in range(setup.batch - 1, 0, -1):
+            if setup.batch % batch == 0:
+                yield first.then(_batches_of(setup, batch))
+
+    def _precisions(self, setup: Setup) -> Iterator[_Change]:
+        if setup.precision is not Precision.FP32 or setup.loaded_dtype is not None:
+            return
+        has_bf16, has_fp16 = self.probe.spec.has_bf16, self.probe.spec.has_fast_fp16
+        if has_bf16 or has_fp16:
+            name = "bf16" if has_bf16 else "fp16"
+            yield _Change("precision", f"{name} autocast", {name: True}, 1, f"{name} for float32")
+
+    def _larger_batch(self) -> Suggestion | None:
+        """The largest batch that surely fits, where it is larger."""
+        estimate = self.probe.estimate(max_batch=True, batch=self.base.setup.batch)
+        batch = estimate.safe_batch or 0
+        if batch <= self.base.setup.batch:
+            return None
+        return self._made(
+            _Change("batch", f"batches of {batch}", {"batch": batch}, 1, "a larger batch")
+        )
+
+    # -- what it comes to
+
+    def _made(self, change: _Change) -> Suggestion | None:
+        """The run with a change; None where the model, or what is installed, rules it out."""
+        try:
+            setup = self._profile.setup_for(**change.options)
+            spot = self._profile.spot(setup, vary=("batch",), **self._place)
+        except MemestError:
+            return None
+        return Suggestion(
+            words=change.words,
+            options=tuple(change.options.items()),
+            arguments=" ".join(command_words("estimate", "MODEL", change.options)[3:]),
+            verdict=spot.verdict,
+            device_bytes=spot.peak.device_bytes,
+            gain_bytes=self.base.peak.device_bytes - spot.peak.device_bytes,
+            relative_time=self._relative_time(change.options, spot),
+            changes_training=change.training,
+        )
+
+    def _relative_time(self, options: dict[str, Any], spot: Spot) -> float | None:
+        if spot.setup.distributed.num_gpus != self.base.setup.distributed.num_gpus:
+            return None
+        return self.probe.seconds_per_sample(**options) / self.probe.seconds_per_sample()
+
+
+def _rank(each: tuple[_Change, Suggestion]) -> tuple[bool, int, float, int]:
+    change, made = each
+    time = made.relative_time or 1.0
+    return made.verdict is not Verdict.FITS, change.distance, time, -made.gain_bytes
+
+
+_NOTHING = _Change("", "", {})
+
+
+def _lean(setup: Setup) -> _Change:
+    """What trains the same in less memory."""
+    change = _NOTHING
+    for each in (*_implementations(setup), *_checkpointing(setup)):
+        change = change.then(each)
+    return change
+
+
+def _with_batches_of_one(setup: Setup, change: _Change) -> _Change:
+    return change if setup.batch == 1 else change.then(_batches_of(setup, 1))
+
+
+def _batches_of(setup: Setup, batch: int) -> _Change:
+    accum = setup.grad_accum * (setup.batch // batch)
+    options = {"batch": batch, "grad_accum": accum}
+    return _Change("batch", f"micro-batches of {batch}, {accum} a step", options)
+
+
+def _implementations(setup: Setup) -> Iterator[_Change]:
+    """Other implementations of the same."""
+    if setup.optimizer in SAME_TRAINING:
+        name = SAME_TRAINING[setup.optimizer]
+        yield _Change("implementation", f"the fused optimizer {name}", {"optim": name})
+    if setup.attn_implementation is Attention.EAGER:
+        options = {"attn_implementation": Attention.SDPA.value}
+        yield _Change("attention", "attention without the score matrix", options)
+
+
+def _checkpointing(setup: Setup) -> Iterator[_Change]:
+    if setup.checkpointing == "none":
+        yield _Change("checkpointing", "checkpointing", {"checkpointing": "full"})
+
+
+def _optimizers(setup: Setup) -> Iterator[_Change]:
+    """Fewer or smaller states."""
+    optim = setup.optimizer
+    if optim.startswith("adam") and "bit" not in optim:
+        training = f"states of 8 bits in place of {optim}'s"
+        yield _Change("optimizer", "8-bit AdamW", {"optim": "adamw_bnb_8bit"}, 2, training)
+    if STATES_OF.get(optim, 2) > STATES_OF["adafactor"]:
+        training = f"in place of {optim}"
+        yield _Change("optimizer", "Adafactor", {"optim": "adafactor"}, 2, training)
+
+
+def _adapters(setup: Setup) -> Iterator[_Change]:
+    """Adapters, and a base of fewer bits below them."""
+    if setup.quantization is not None:
+        return
+    rank = {} if setup.adapter is not None else {"lora_r": _RANK}
+    if rank:
+        training = "adapters train alone"
+        yield _Change("adapter", f"LoRA of rank {_RANK}", rank, 3, training)
+    training = "adapters train alone, beside a base of 4 bits"
+    yield _Change("adapter", "QLoRA", {"qlora": True, **rank}, 4, training)
+
+
+def _more_gpus(setup: Setup) -> Iterator[_Change]:
+    """Shards on as many GPUs as it takes, up to those of one machine."""
+    distributed = setup.distributed
+    if distributed.shares_model or distributed.pp > 1:
+        return
+    sharded = distributed.strategy in (Strategy.FSDP, Strategy.ZERO)
+    shards = {} if sharded else {"fsdp": "full_shard"}
+    name = "shards" if sharded else "FSDP"
+    number = max(distributed.num_gpus * (2 if distributed.num_gpus > 1 and sharded else 1), 2)
+    while number <= _MOST_GPUS:
+        options = {**shards, "num_gpus": number}
+        yield _Change(
+            "gpus", f"{name} on {number} GPUs", options, 5, f"{number} GPUs, each with its batch"
+        )
+        number *= 2
