@@ -26,6 +26,7 @@ from memest.errors import MemestError
 from memest.report.findings import Advice, Comparison
 from memest.report.max_batch_result import MaxBatch
 from memest.report.result import Estimate
+from memest.report.suggestions import Suggestions
 from memest.search.points import Sweep
 from memest.search.profile import Profile
 
@@ -36,6 +37,7 @@ __all__ = [
     "estimate",
     "largest",
     "say",
+    "suggestions",
     "sweep",
     "wait_for",
 ]
@@ -127,6 +129,12 @@ def advice(question: ExplorerQuestion, effective_batch: int, *, any_precision: b
     return advice
 
 
+def suggestions(question: ExplorerQuestion) -> Suggestions:
+    """What makes the question fit its first GPU, or makes use of the room there."""
+    found: Suggestions = _cached_answer("suggestions", question, (), _calibrations_on_disk())
+    return found
+
+
 @st.cache_data(show_spinner=False, max_entries=_KEPT_ANSWERS)
 def _cached_answer(
     kind: str,
@@ -145,6 +153,9 @@ def _cached_answer(
         return memest.max_batch(question.model, progress=say, **options)
     if kind == "comparison":
         return memest.compare(question.model, arguments, progress=say, **options)
+    if kind == "suggestions":
+        gpu = question.gpus[0] if question.gpus else None
+        return memest.suggest(question.model, progress=say, **{**options, "gpu": gpu})
     return memest.advise(
         question.model,
         effective_batch=arguments[0],

@@ -16,6 +16,7 @@ from memest.app.views.what_if_parts import (
     delta_reasons,
     layers_tab,
     notes_tab,
+    suggestions_row,
     take_away,
     timeline_tab,
 )
@@ -57,6 +58,8 @@ def show(question: ExplorerQuestion) -> None:
         _headline(answer)
         _metrics(answer, pinned_answer)
         place = st.empty()
+        if answer.gpu is not None:
+            suggestions_row(question)
     with below:
         full_answer = _lower(question, answer, pinned_answer, place)
     take_away(question, full_answer)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import streamlit as st
 
+from memest.app import answers
 from memest.app.charts import layers_chart, timeline_chart
 from memest.app.question import ExplorerQuestion
 from memest.app.widgets import download
 from memest.app.words import plain
 from memest.report.layers import biggest, phase_rows, tree, visible
-from memest.report.result import Estimate
+from memest.report.result import Estimate, Verdict
 from memest.report.words import moment_text
 from memest.search.reasons import explain
 from memest.units import format_delta, format_size
@@ -21,6 +23,7 @@ __all__ = [
     "delta_reasons",
     "layers_tab",
     "notes_tab",
+    "suggestions_row",
     "take_away",
     "timeline_tab",
 ]
@@ -52,6 +55,47 @@ def delta_reasons(before: Estimate, after: Estimate) -> None:
             alt="Changes: "
             + ", ".join(f"{row.category} {format_delta(row.delta_bytes)}" for row in reasons.rows),
         )
+
+
+_PRECISIONS = ("bf16", "fp16")
+
+
+def suggestions_row(question: ExplorerQuestion) -> None:
+    """What makes the run fit, or makes use of the room: one click each."""
+    found = answers.attempt(partial(answers.suggestions, question), "Looking for what makes it fit")
+    if found is None:
+        return
+    if not found.changes:
+        if found.closest is not None:
+            words = plain(found.closest.words)
+            miss = format_size(found.closest.device_bytes - found.usable_bytes)
+            st.caption(f"Nothing that is tried makes it fit; {words} misses by {miss}.")
+        return
+    for column, change in zip(st.columns(3), found.changes, strict=False):
+        with column.container(border=True, height="stretch"):
+            st.button(
+                change.words[0].upper() + change.words[1:],
+                key=f"apply {change.arguments}",
+                icon=":material/bolt:",
+                width="stretch",
+                help=change.arguments,
+                on_click=_apply,
+                args=(change.options,),
+            )
+            cost = [format_delta(-change.gain_bytes)]
+            if change.relative_time is not None:
+                cost.append(f"{change.relative_time:.2f} × time")
+            if change.verdict is not Verdict.FITS:
+                cost.append(change.verdict.value)
+            st.caption(plain(", ".join([*cost, *filter(None, [change.changes_training])])))
+
+
+def _apply(options: tuple[tuple[str, Any], ...]) -> None:
+    """Write a change into the widgets of its options."""
+    for name, value in options:
+        if name in _PRECISIONS:
+            name, value = "precision", name
+        st.session_state[name] = value
 
 
 def timeline_tab(answer: Estimate) -> None:

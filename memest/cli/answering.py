@@ -110,6 +110,7 @@ def run_estimate(
     depth: str | None = None,
     out: str | None = None,
     snapshot: str | None = None,
+    tips: bool = True,
 ) -> int:
     """Predict and show; returns the exit code.
 
@@ -144,9 +145,28 @@ def run_estimate(
     if explain and run is not None and not output.as_json:
         ignored_keys, missing_keys = map(str, run.ignored), map(str, run.not_modelled)
         write_out(render_origins(answer.origins, tuple(ignored_keys), tuple(missing_keys)))
+    if tips and table is None and not output.as_json and not output.quiet:
+        _show_tips(model, options, answer, output)
     if write_error is not None:
         raise write_error
     return 0
+
+
+def _show_tips(model: str, options: Mapping[str, Any], answer: Estimate, output: Output) -> None:
+    """What would make it fit, below the report of a run that does not, or may not."""
+    from memest.report.result import Verdict
+
+    if answer.verdict not in (Verdict.DOES_NOT_FIT, Verdict.TIGHT, Verdict.RELEASES_CACHE):
+        return
+    from memest.search.suggest import suggest
+
+    gpus = options.get("gpu")
+    first = gpus if isinstance(gpus, str) or not gpus else gpus[0]
+    with output.working() as progress:
+        found = suggest(model, progress=progress, **{**options, "gpu": first})
+    if found.changes or found.closest is not None:
+        write_out("\n")
+        output.report(found)
 
 
 def _named_gpus(answer: Estimate) -> list[GpuFit]:

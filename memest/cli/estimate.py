@@ -68,6 +68,14 @@ def estimate(
             panel=OUTPUT,
         ),
     ] = None,
+    no_tips: Annotated[
+        bool,
+        switch(
+            "--no-tips",
+            "Leave out what would make it fit, which is looked for where it does not.",
+            panel=OUTPUT,
+        ),
+    ] = False,
 ) -> int:
     """Predict the GPU memory of a training run: peaks, breakdown, what fits.
 
@@ -75,7 +83,8 @@ def estimate(
     configuration of the run, memest estimate run.yaml, or its launch command after --.
     """
     report_options = {"by": by, "depth": depth, "out": out, "snapshot": snapshot}
-    return run_estimate(str(model), options, output, run=run, explain=explain, **report_options)
+    shown = {"explain": explain, "tips": not no_tips}
+    return run_estimate(str(model), options, output, run=run, **shown, **report_options)
 
 
 @with_options

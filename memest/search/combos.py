@@ -20,6 +20,7 @@ __all__ = [
     "Freedom",
     "combos",
     "lighter",
+    "other_precisions",
 ]
 
 LIGHTER = ("adafactor", "sgd")
@@ -109,7 +110,7 @@ def combos(probe: Probe, freedom: Freedom) -> tuple[list[Combo], list[Combo]]:
     Checkpointing is free to choose: it changes memory and time, not the training.
     """
     setup = probe.profile.setup
-    precisions = _precisions(probe, setup)
+    precisions = other_precisions(probe, setup)
     most = {Freedom.KEPT: 0, Freedom.OPEN: 1, Freedom.ANY: len(precisions)}[freedom]
     choices = [setup.precision, *precisions[:most]]
     others = precisions if freedom is Freedom.KEPT else []
@@ -142,7 +143,7 @@ def lighter(combinations: Sequence[Combo]) -> list[Combo]:
     return [replace(combo, optim=name) for name in names for combo in same_optimizer]
 
 
-def _precisions(probe: Probe, setup: Setup) -> list[Precision]:
+def other_precisions(probe: Probe, setup: Setup) -> list[Precision]:
     """Other autocast precisions that the GPU computes in, the safer one first.
 
     Half-precision weights have no use for autocast; fp32 instead of an autocast that was asked

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from memest.config.options import argument, no_gpu
@@ -20,7 +21,7 @@ from memest.estimation.gpu_target import Place
 from memest.events import Category
 from memest.report.result import Spot, Verdict
 from memest.report.suggestions import Suggestion, Suggestions
-from memest.search.combos import SAME_TRAINING, STATES_OF
+from memest.search.combos import SAME_TRAINING, STATES_OF, other_precisions
 from memest.search.cost import TIME_BASIS, Probe
 from memest.search.profile import Profile
 from memest.search.profile import profile as make_profile
@@ -193,23 +194,18 @@ class _Search:
             for change in _implementations(setup):
                 yield iter((change,))
             yield self._smaller_batches(setup, _NOTHING)
-            yield _checkpointing(setup)
             if lean.options:
-                yield self._smaller_batches(setup, lean)
+                yield chain(_checkpointing(setup), self._smaller_batches(setup, lean))
             yield self._precisions(setup)
         leanest = _with_batches_of_one(setup, lean)
         if self._can_fit(with_states=False):
             for change in _optimizers(setup):
                 yield iter((change, leanest.then(change)))
-        # a base of 4 bits and shards of a large model are hardly ever trained without checkpointing
+        # beside a base of 4 bits and shards recomputing comes first, as people train so
         for change in _adapters(setup):
-            yield iter(
-                (change, leanest.then(change))
-                if "qlora" not in change.options
-                else (lean.then(change), leanest.then(change))
-            )
-        for change in _more_gpus(setup):
-            yield iter((lean.then(change),))
+            first = lean.then(change) if "qlora" in change.options else change
+            yield iter((first, leanest.then(change)))
+        yield (lean.then(change) for change in _more_gpus(setup))
 
     def _can_fit(self, *, with_states: bool) -> bool:
         """Whether what is there at the end of a step fits, whatever is done about the rest."""
@@ -231,12 +227,11 @@ class _Search:
                 yield first.then(_batches_of(setup, batch))
 
     def _precisions(self, setup: Setup) -> Iterator[_Change]:
-        if setup.precision is not Precision.FP32 or setup.loaded_dtype is not None:
-            return
-        has_bf16, has_fp16 = self.probe.spec.has_bf16, self.probe.spec.has_fast_fp16
-        if has_bf16 or has_fp16:
-            name = "bf16" if has_bf16 else "fp16"
-            yield _Change("precision", f"{name} autocast", {name: True}, 1, f"{name} for float32")
+        if setup.precision is Precision.FP32:
+            for precision in other_precisions(self.probe, setup):
+                name = precision.value
+                training = f"{name} in place of {setup.precision.value}"
+                yield _Change("precision", f"{name} autocast", {name: True}, 1, training)
 
     def _larger_batch(self) -> Suggestion | None:
         """The largest batch that surely fits, where it is larger."""
@@ -317,8 +312,10 @@ def _checkpointing(setup: Setup) -> Iterator[_Change]:
 
 
 def _optimizers(setup: Setup) -> Iterator[_Change]:
-    """Fewer or smaller states."""
+    """Fewer or smaller states; those of adapters are small anyway."""
     optim = setup.optimizer
+    if setup.adapter is not None:
+        return
     if optim.startswith("adam") and "bit" not in optim:
         training = f"states of 8 bits in place of {optim}'s"
         yield _Change("optimizer", "8-bit AdamW", {"optim": "adamw_bnb_8bit"}, 2, training)

@@ -4,7 +4,7 @@ import pytest
 
 import memest
 from memest.app.question import ExplorerQuestion
-from memest.units import format_size
+from memest.units import format_delta, format_size
 from support.app_page import Open, metrics, texts
 
 MODEL = "bert-large-uncased"
@@ -58,6 +58,22 @@ def test_the_verdict_changes_with_the_batch(open_page: Open) -> None:
     assert "Does not fit" in app.markdown[0].value
     assert "headroom -" in app.markdown[1].value
     assert "--batch 64" in app.code[0].value
+
+
+def test_what_makes_it_fit_is_one_click_away(open_page: Open) -> None:
+    app = open_page(model=MODEL, gpu=["t4"], precision="fp16", batch="64")
+    assert "Does not fit" in app.markdown[0].value
+    options = {"batch": 64, "precision": "fp16", "gpu": "t4"}
+    found = memest.suggest(MODEL, **options)
+    buttons = {b.key: b for b in app.button if str(b.key).startswith("apply ")}
+    assert list(buttons) == [f"apply {change.arguments}" for change in found.changes]
+    gains = [format_delta(-change.gain_bytes) for change in found.changes]
+    assert all(gain in texts(app) for gain in gains)
+
+    buttons["apply --checkpointing full"].click().run()
+    assert not app.exception
+    assert "Fits" in app.markdown[0].value
+    assert "--checkpointing full" in app.code[0].value
 
 
 @pytest.mark.slow

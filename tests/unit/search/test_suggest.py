@@ -1,0 +1,70 @@
+"""What makes a run fit is what an estimate of the changed run says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import memest
+from memest.errors import ConfigError
+from memest.report.result import Verdict
+
+BERT: dict[str, Any] = {"batch": 64, "seq_len": 512, "fp16": True, "gpu": "t4"}
+
+
+@pytest.fixture(scope="module")
+def found() -> memest.Suggestions:
+    return memest.suggest("bert-large-uncased", **BERT)
+
+
+def test_each_change_makes_it_fit_as_an_estimate_says(found: memest.Suggestions) -> None:
+    before = memest.estimate("bert-large-uncased", max_batch=False, **BERT)
+    assert found.verdict is before.verdict is Verdict.DOES_NOT_FIT
+    assert found.device_bytes == before.peak.device_bytes
+    assert len(found.changes) == 3
+    for change in found.changes:
+        options = {**BERT, **dict(change.options)}
+        after = memest.estimate("bert-large-uncased", max_batch=False, **options)
+        assert after.verdict is change.verdict is Verdict.FITS
+        assert after.peak.device_bytes == change.device_bytes
+        assert change.gain_bytes == before.peak.device_bytes - after.peak.device_bytes
+
+
+def test_what_trains_the_same_comes_first_and_keeps_the_samples(found: memest.Suggestions) -> None:
+    split, recomputing, other = found.changes
+    assert dict(split.options) == {"batch": 16, "grad_accum": 4}
+    assert dict(recomputing.options) == {"checkpointing": "full"}
+    assert (split.changes_training, recomputing.changes_training) == ("", "")
+    assert other.changes_training
+    assert split.relative_time < recomputing.relative_time
+
+
+def test_no_larger_micro_batch_would_have_fit(found: memest.Suggestions) -> None:
+    larger = memest.estimate(
+        "bert-large-uncased", max_batch=False, **{**BERT, "batch": 32, "grad_accum": 2}
+    )
+    assert larger.verdict is not Verdict.FITS
+
+
+def test_a_run_with_room_is_told_its_largest_batch() -> None:
+    options = {**BERT, "batch": 4}
+    (change,) = memest.suggest("bert-large-uncased", **options).changes
+    estimate = memest.estimate("bert-large-uncased", **options)
+    assert dict(change.options) == {"batch": estimate.safe_batch}
+    assert change.verdict is Verdict.FITS
+    assert change.gain_bytes < 0
+
+
+def test_where_nothing_helps_the_closest_is_named() -> None:
+    options = {**BERT, "gpu": None, "gpu_memory": "600MiB", "batch": 2}
+    found = memest.suggest("bert-large-uncased", **options)
+    assert not found.changes
+    assert found.closest is not None
+    assert found.closest.device_bytes < found.device_bytes
+    assert "misses" in str(found)
+
+
+def test_it_needs_a_gpu() -> None:
+    with pytest.raises(ConfigError, match="memest suggest needs a GPU"):
+        memest.suggest("bert-large-uncased", batch=2)
