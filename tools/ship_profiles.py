@@ -31,7 +31,6 @@ from memest.catalog.models import CatalogueEntry, lookup
 from memest.catalog.resolve import resolve_model
 from memest.config.options import setup_from_options
 from memest.config.setup import Setup
-from memest.errors import MemestError
 from memest.estimation.profiler import Profiler
 from memest.profiles.axes import Sizes, windows
 from memest.profiles.cache import Store
@@ -53,10 +52,24 @@ _ALONE = 30_000_000_000
 _TINY = 500_000_000
 _LONGEST, _SHORT = 8192, 512
 _STEP = 128
+_MASK = 1 << 28
+"""Elements of masks, which windows have computed for real."""
 _RANKS = (2, 4, 8, 16, 32, 64)
 _OPTIMIZERS = ("adamw_torch", "sgd", "adafactor", "adamw_bnb_8bit")
 _CHECKPOINTING = ("none", "full")
 _BF16 = {"bf16": True}
+_NO_TARGETS = frozenset("distilbert granite modernbert olmo2 olmo3 phi3 resnet smollm3 vit".split())
+"""Architectures whose modules have to be named for adapters: peft knows no usual ones."""
+_NOT_CHECKPOINTED = frozenset(("resnet",))
+_LAYERS = {
+    "bert": "BertLayer",
+    "deberta-v2": "DebertaV2Layer",
+    "modernbert": "ModernBertEncoderLayer",
+    "roberta": "RobertaLayer",
+    "vit": "ViTLayer",
+    "xlm-roberta": "XLMRobertaLayer",
+}
+"""What to wrap under FSDP where accelerate stops at the classes that a model names itself."""
 _DONE = "done"
 
 
@@ -84,7 +97,22 @@ def models() -> list[str]:
 
 
 def questions(entry: CatalogueEntry) -> Iterator[Question]:
-    """What is shipped of one model: what people ask first, as far as size and time allow.
+    """What is shipped of one model: of what people ask first what the model takes."""
+    has_halves = str(entry.config().get("torch_dtype", entry.config().get("dtype"))) == "float16"
+    for question in _asked_first(entry):
+        options = question.options
+        if "lora_r" in options and entry.model_type in _NO_TARGETS:
+            continue
+        if options["checkpointing"] == "full" and entry.model_type in _NOT_CHECKPOINTED:
+            continue
+        # a gradient scaler refuses gradients of float16
+        if has_halves and options.get("fp16") and not {"zero", "lora_r"} & {*options}:
+            continue
+        yield question
+
+
+def _asked_first(entry: CatalogueEntry) -> Iterator[Question]:
+    """What people ask first, as far as size and time allow.
 
     One GPU in the usual precisions, with and without checkpointing, by several optimizers; the same
     under DDP, FSDP2, ZeRO-2 and ZeRO-3; LoRA where text is modelled, and QLoRA where it is read on.
@@ -118,6 +146,8 @@ def questions(entry: CatalogueEntry) -> Iterator[Question]:
                     yield Question(options=more, gpus=NEW[:1], updates=True)
         for number in _RANKS if checkpointing == "full" else ():
             more = {**run, "fsdp": "full_shard", "num_gpus": number}
+            if entry.model_type in _LAYERS:
+                more["fsdp_wrap"] = [_LAYERS[entry.model_type]]
             yield Question(options=more, gpus=NEW[:1], updates=True)
     if is_small:
         for how in ({"zero": 2}, {"zero": 3}):
@@ -148,10 +178,9 @@ def stretches_of(entry: CatalogueEntry, profiler: Profiler, request: Setup) -> l
         return [[{"batch": batch}]]
     limit = min(profiler.limit(request, "seq_len") or _LONGEST, _LONGEST)
     edges = sorted({edge for edge in windows(entry.config()) if 2 * _STEP <= edge <= limit})
-    if any(edge < limit for edge in edges):
-        batch = 16  # masks of windows are computed for real
-    elif limit > _SHORT:
+    if limit > _SHORT:
         batch = 128
+    has_windows = any(edge < limit for edge in edges)
     stretches: list[list[Sizes]] = []
     for low, high in zip((0, *edges), (*(edge - 1 for edge in edges), limit), strict=True):
         longest = high // _STEP * _STEP
@@ -161,7 +190,8 @@ def stretches_of(entry: CatalogueEntry, profiler: Profiler, request: Setup) -> l
                 stretches.append([{"batch": batch, "seq_len": longest}])
             continue
         lengths = (longest, low + steps // 4 * _STEP + 41, low + steps // 2 * _STEP + 98)
-        batches = (batch, max(batch // 5, 2), max(batch // 3, 2))
+        most = max(min(batch, _MASK // longest**2 if has_windows else batch), 2)
+        batches = (most, max(most // 5, 2), max(most // 3, 2))
         stretches.append(
             [
                 {"batch": batch, "seq_len": length}
@@ -181,29 +211,31 @@ def ship(model: str, folder: Path) -> str:
 
     Returns:
         What to say of it.
+
+    Raises:
+        MemestError: a question that cannot be answered.
     """
     start, num_questions = time.perf_counter(), 0
     source, entry = resolve_model(model), entry_of(model)
     profiler = Profiler(source=source, stores=(Store(folder, shipped=True, writable=True),))
-    refusals = 0
     for question in questions(entry):
-        try:
-            request = setup_from_options(**question.options)
-            stretches = stretches_of(entry, profiler, request)
-        except MemestError:
-            refusals += 1  # not every model takes adapters, or has checkpointing
-            continue
-        for gpu, batch in product(question.gpus, (None, 1) if question.single else (None,)):
-            for stretch in stretches[:1] if question.updates else stretches:
-                if gpu in OLD:  # whose kernels pad lengths: no three of them hold for all
-                    stretch = stretch[:1]
-                num_questions += 1
-                _ask(profiler, question, gpu, stretch, batch)
+        num_questions += _ask_all(profiler, entry, question)
     seconds = time.perf_counter() - start
-    return (
-        f"{model}: {num_questions} questions, {profiler.traces_made} traces, {seconds:.0f} s, "
-        f"{refusals} refused"
-    )
+    return f"{model}: {num_questions} questions, {profiler.traces_made} traces, {seconds:.0f} s"
+
+
+def _ask_all(profiler: Profiler, entry: CatalogueEntry, question: Question) -> int:
+    """Ask at all sizes; returns how often that was."""
+    asked = 0
+    request = setup_from_options(**question.options)
+    stretches = stretches_of(entry, profiler, request)
+    for gpu, batch in product(question.gpus, (None, 1) if question.single else (None,)):
+        for stretch in stretches[:1] if question.updates else stretches:
+            if gpu in OLD:  # whose kernels pad lengths: no three of them hold for all
+                stretch = stretch[:1]
+            asked += 1
+            _ask(profiler, question, gpu, stretch, batch)
+    return asked
 
 
 def _ask(

@@ -33,6 +33,13 @@ image. Several `--gpu` give one line each. Near the limit memory does not grow e
 not fit into segments), so a batch beside the largest is looked at too, and what does not fit below it
 is said.
 
+## What makes it fit
+
+The report of a run that does not fit, or may not, ends with up to three changes that make it fit, each with
+what it saves of the device peak and what it costs; `--no-tips` leaves them out. Changes that train the same come
+first (micro-batches, checkpointing), then precision, optimizer, adapters and more GPUs; each is what an estimate of the
+changed run says. `memest.suggest` is the same in Python, and the explorer has them as buttons.
+
 ## Side by side
 
 {memest compare bert-large-uncased --batch 1 --grad-accum 4 --checkpointing --gpu v100 --vs fp16}
@@ -76,6 +83,7 @@ memest.max_batch("gpt2", gpu="t4", of="seq-len").largest
 memest.sweep("gpt2", {{"batch": [1, 2, 4], "seq_len": [128, 256]}}, gpu="t4").save("grid.html")
 print(memest.compare("gpt2", ["bf16", "checkpointing=full"], gpu="t4"))
 print(memest.advise("gpt2", gpu="t4", effective_batch=64))
+print(memest.suggest("gpt2", gpu="t4", batch=256))
 ```
 """
 

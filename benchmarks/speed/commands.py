@@ -20,7 +20,8 @@ OWN = "?initializer_range=0.03"
 """Makes a model one of one's own: profiles of those that are asked for most come with memest."""
 BIG = ("--seq-len", "4096", "--bf16", "--checkpointing", "--json")
 QLORA = (
-    "estimate", f"meta-llama/Llama-3.1-8B{OWN}", "--qlora", "--lora-r", "16", "--bf16", "--checkpointing",
+    "estimate", f"meta-llama/Llama-3.1-8B{OWN}", "--qlora", "--lora-r", "16", "--bf16",
+    "--checkpointing",
     "--gpu", "rtx-4090", "--json",
 )  # fmt: skip
 
@@ -65,7 +66,8 @@ CASES = (
     Case("command-first", "a first estimate of bert-large: torch is loaded, the model traced",
          "process-1", first(*BERT[:4], "--bf16", "--padded", "--json")),
     Case("first-8b", "a first estimate of a model of 8B, with its largest batch",
-         "imports-1", first("estimate", f"Qwen/Qwen3-8B{OWN}", "--batch", "1", "--gpu", "h100", *BIG),
+         "imports-1", first("estimate", f"Qwen/Qwen3-8B{OWN}", "--batch", "1", "--gpu", "h100",
+                            *BIG),
          long=True),
     Case("shipped-8b", "the same, of a model whose profile comes with memest",
          "process-1", first("estimate", "Qwen/Qwen3-8B", "--batch", "1", "--gpu", "h100", *BIG)),

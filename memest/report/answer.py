@@ -53,7 +53,7 @@ _RENDERERS: dict[str, Mapping[str, str]] = {
         "rows": "memest.report.frames.oom_rows",
     },
     "Suggestions": {
-        "parts": "memest.report.suggestions.suggestion_parts",
+        "parts": "memest.report.tables.suggestion_parts",
         "rows": "memest.report.frames.suggestion_rows",
     },
     "StageTable": {

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from memest.report.answer import Answer, Document
 from memest.report.result import SCHEMA_VERSION, Verdict
-from memest.report.terminal import VERDICT_STYLES, Page, grid
-from memest.units import format_delta, format_size
 
-__all__ = ["Suggestion", "Suggestions", "suggestion_parts"]
+__all__ = ["Suggestion", "Suggestions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,39 +72,3 @@ class Suggestions(Answer):
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {"schema_version": SCHEMA_VERSION, **Document.to_dict(self)}
-
-
-def suggestion_parts(suggestions: Suggestions, page: Page) -> Iterator[RenderableType]:
-    """A table of the changes, or a sentence where there are none."""
-    card = f"{suggestions.gpu} ({format_size(suggestions.usable_bytes)} usable)"
-    if suggestions.changes:
-        fits = suggestions.verdict is Verdict.FITS
-        head = "What makes use of the room" if fits else "What makes it fit"
-        yield Text(f"{head} on {card}", style="bold")
-        yield _table(suggestions.changes, page)
-        return
-    closest = suggestions.closest
-    if closest is None:
-        yield Text(f"Nothing that is tried would change it on {card}.")
-        return
-    miss = closest.device_bytes - suggestions.usable_bytes
-    yield Text(f"Nothing that is tried makes it fit {card}; by {format_size(miss)} misses", "bold")
-    yield _table((closest,), page)
-
-
-def _table(changes: tuple[Suggestion, ...], page: Page) -> Table:
-    table = grid("left", "left", "right", "right", "left")
-    for number, change in enumerate(changes, start=1):
-        time = "" if change.relative_time is None else f"{change.relative_time:.2f}"
-        says = Text(change.words)
-        if change.changes_training:
-            says.append(f" ({change.changes_training})", "yellow")
-        says.append(f"\n{change.arguments}", "cyan")
-        table.add_row(
-            f"  {number}",
-            Text(change.verdict.value, style=VERDICT_STYLES[change.verdict]),
-            format_delta(-change.gain_bytes),
-            f"{time} {page.glyphs.times} time" if time else "",
-            says,
-        )
-    return table

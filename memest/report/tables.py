@@ -14,7 +14,8 @@ from memest.events import CATEGORY_ORDER
 from memest.report.findings import Advice, Comparison, Plan, Scenario
 from memest.report.result import Estimate, Verdict
 from memest.report.stages_result import StageRow, StageTable
-from memest.report.terminal import VERDICT_STYLES, Glyphs, Page, bullets
+from memest.report.suggestions import Suggestion, Suggestions
+from memest.report.terminal import VERDICT_STYLES, Glyphs, Page, bullets, grid
 from memest.report.words import batch_count, moment_text, setup_items
 from memest.units import GIB, MIB, format_delta, format_size
 
@@ -320,3 +321,39 @@ def _stage_verdicts(rows: list[StageRow]) -> Iterator[str]:
 
 def _wrap(text: str, indent: str = "") -> list[str]:
     return textwrap.wrap(text, _TEXT, initial_indent=indent, subsequent_indent=indent)
+
+
+def suggestion_parts(suggestions: Suggestions, page: Page) -> Iterator[RenderableType]:
+    """A table of the changes, or a sentence where there are none."""
+    card = f"{suggestions.gpu} ({format_size(suggestions.usable_bytes)} usable)"
+    if suggestions.changes:
+        fits = suggestions.verdict is Verdict.FITS
+        head = "What makes use of the room" if fits else "What makes it fit"
+        yield Text(f"{head} on {card}", style="bold")
+        yield _changes_table(suggestions.changes, page)
+        return
+    closest = suggestions.closest
+    if closest is None:
+        yield Text(f"Nothing that is tried would change it on {card}.")
+        return
+    miss = closest.device_bytes - suggestions.usable_bytes
+    yield Text(f"Nothing that is tried makes it fit {card}; by {format_size(miss)} misses", "bold")
+    yield _changes_table((closest,), page)
+
+
+def _changes_table(changes: Sequence[Suggestion], page: Page) -> Table:
+    table = grid("left", "left", "right", "right", "left")
+    for number, change in enumerate(changes, start=1):
+        time = "" if change.relative_time is None else f"{change.relative_time:.2f}"
+        says = Text(change.words)
+        if change.changes_training:
+            says.append(f" ({change.changes_training})", "yellow")
+        says.append(f"\n{change.arguments}", "cyan")
+        table.add_row(
+            f"  {number}",
+            Text(change.verdict.value, style=VERDICT_STYLES[change.verdict]),
+            format_delta(-change.gain_bytes),
+            f"{time} {page.glyphs.times} time" if time else "",
+            says,
+        )
+    return table

@@ -54,15 +54,17 @@ def test_they_are_few_files_and_small():
     assert set(shipped().models) == set(tool.models())
 
 
-def test_most_models_that_people_ask_for_have_theirs():
-    """As the catalogue and its aliases name them: models that are alike have the same profiles."""
+def test_models_that_are_alike_have_the_same():
+    """Of the catalogue's names more are answered than were traced."""
     known = {entry.digest for entry in shipped().entries() if "setup" in entry.key}
     setup = structure_of(setup_from_options(bf16=True, zero=2, num_gpus=2, checkpointing="full"))
     answered = []
     for entry in catalogue():
         key = Tracer(resolve_model(entry.id)).key(setup)
         answered += [entry.id] * (key_digest({**key, **RELEASES}) in known)
-    assert len(answered) >= 150, len(answered)
+    assert {*tool.models()} <= {*answered}
+    assert "meta-llama/Llama-3.3-70B-Instruct" in answered
+    assert len(answered) > len(tool.models()) + 20
 
 
 @pytest.mark.slow
@@ -93,7 +95,7 @@ def ask_without_tracers(questions):
 
 TURNS = {model: number for number, model in enumerate(tool.models())}
 THOROUGHLY = (
-    "bert-base-uncased", "gpt2", "Qwen/Qwen3-8B", "google/gemma-2-2b", "openai/whisper-small",
+    "bert-base-uncased", "gpt2", "Qwen/Qwen3-8B", "google/gemma-2-2b", "t5-base",
     "google/vit-base-patch16-224", "meta-llama/Llama-3.1-70B",
 )  # fmt: skip
 
@@ -115,11 +117,10 @@ def asked_of(model, every=1):
 
 
 def refused_of(questions, answers):
-    """What was not answered, but what the model does not take: adapters, checkpointing."""
     return [
         (question, answer["said"])
         for question, answer in zip(questions, answers, strict=True)
-        if answer["exit"] not in (0, 2)
+        if answer["exit"]
     ]
 
 
@@ -130,7 +131,7 @@ def test_all_that_is_promised_is_answered_where_nothing_traces(model):
     answers = ask_without_tracers(questions)
     assert not refused_of(questions, answers)
     assert len(questions) > 10
-    assert all(answer["bytes"] > 1 << 28 for answer in answers if not answer["exit"])
+    assert all(answer["bytes"] > 1 << 28 for answer in answers)
 
 
 @pytest.mark.slow
@@ -140,7 +141,7 @@ def test_something_of_every_model_is_answered_where_nothing_traces():
     assert not refused_of(questions, answers)
 
 
-@pytest.mark.slow(but=("bert-base-uncased", "gpt2", "google/vit-base-patch16-224"))
+@pytest.mark.slow(but=("bert-base-uncased--", "gpt2--", "google/vit-base-patch16-224--"))
 @same_software
 @pytest.mark.parametrize(
     ("model", "precisions", "gpus"),
@@ -148,8 +149,12 @@ def test_something_of_every_model_is_answered_where_nothing_traces():
         ("bert-base-uncased", ("fp32", "fp16"), ("a100", "t4", "h100")),
         ("gpt2", ("fp32", "fp16"), ("a100", "t4", "h100")),
         ("google/vit-base-patch16-224", ("fp32", "fp16"), ("a100", "t4", "h100")),
-        ("meta-llama/Llama-3.2-1B", ("fp32", "fp16"), ("a100", "t4", "h100")),
-        ("meta-llama/Llama-3.1-8B-Instruct", ("bf16",), ("a100", "rtx-4090", "h100", "b200")),
+        ("meta-llama/Llama-3.2-1B", ("bf16",), ("a100", "rtx-4090", "h100", "b200")),
+        (
+            "deepseek-ai/DeepSeek-R1-Distill-Llama-8B",
+            ("bf16",),
+            ("a100", "rtx-4090", "h100", "b200"),
+        ),
         ("Qwen/Qwen2.5-Coder-7B-Instruct", ("bf16",), ("a100", "rtx-4090", "h100", "b200")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -174,8 +179,8 @@ def test_a_first_question_is_answered_without_a_trace(model, precisions, gpus):
         ("mistralai/Mistral-7B-v0.1", {"batch": 2, "seq_len": 640, "checkpointing": "full"}),
         ("Qwen/Qwen3-0.6B", {"batch": 1, "seq_len": 1000, "bf16": True, "checkpointing": "full"}),
         ("google/gemma-2-2b", {"batch": 2, "seq_len": 5000, "bf16": True}),
-        ("openai/whisper-small", {"batch": 6, "fp16": True}),
-        ("bert-base-uncased", {"batch": 70, "fp16": True, "num_gpus": 2}),
+        ("answerdotai/ModernBERT-base", {"batch": 6, "bf16": True, "seq_len": 300}),
+        ("bert-base-uncased", {"batch": 70, "bf16": True, "num_gpus": 2}),
         ("gpt2", {"batch": 3, "bf16": True, "num_gpus": 4, "fsdp": "full_shard"}),
         ("gpt2", {"batch": 9, "fp16": True, "num_gpus": 8, "zero": 3}),
         ("gpt2", {"batch": 3, "bf16": True, "lora_r": 24, "lora_alpha": 8}),
@@ -214,18 +219,18 @@ MADE_WITH = [f"{name} {SOFTWARE.get(name)}" for name in ("torch", "transformers"
 
 
 @pytest.mark.slow(
-    "meta-llama/Meta-Llama-3-8B --num-gpus 8 --fsdp full_shard --bf16-",
+    "meta-llama/Meta-Llama-3-8B --num-gpus 8 --fsdp full_shard --bf16 --checkpointing-",
     "meta-llama/Meta-Llama-3-8B --num-gpus 8 --zero 3 --bf16 --checkpointing --gpu h100-",
-    "bert-large-uncased --num-gpus 2-",
+    "bert-large-uncased --num-gpus 2 --bf16-",
     "bert-large-uncased --num-gpus 2 --zero 2 --fp16 --gpu v100-",
 )
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ("bert-large-uncased --batch 8 --fp16", MADE_WITH[:2]),
-        ("bert-large-uncased --num-gpus 2", MADE_WITH[:2]),
+        ("bert-large-uncased --num-gpus 2 --bf16", MADE_WITH[:2]),
         ("bert-large-uncased --num-gpus 2 --zero 2 --fp16 --gpu v100", MADE_WITH[:2]),
-        (f"{LLAMA} --num-gpus 8 --fsdp full_shard --bf16", ["left out", "Tesla T4"]),
+        (f"{LLAMA} --num-gpus 8 --fsdp full_shard --bf16 --checkpointing", ["left out", "T4"]),
         (f"{LLAMA} --num-gpus 8 --zero 3 --bf16 --checkpointing --gpu h100", MADE_WITH[:2]),
         (f"{LLAMA} --lora-r 16 --lora-alpha 32 --bf16 --gpu rtx-4090", MADE_WITH),
         (f"{LLAMA} --lora-r 8 --qlora --bf16 --checkpointing", [MADE_WITH[2], "bitsandb"]),
