@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from memest.cli.console import Output, write_document, write_out
 from memest.config.options import no_gpu, read_size, read_whole
 from memest.config.setup import choose
-from memest.errors import ConfigError
+from memest.errors import ConfigError, MemestError
 from memest.units import parse_size
 
 if TYPE_CHECKING:
@@ -162,8 +162,11 @@ def _show_tips(model: str, options: Mapping[str, Any], answer: Estimate, output:
 
     gpus = options.get("gpu")
     first = gpus if isinstance(gpus, str) or not gpus else gpus[0]
-    with output.working() as progress:
-        found = suggest(model, progress=progress, **{**options, "gpu": first})
+    try:
+        with output.working() as progress:
+            found = suggest(model, progress=progress, **{**options, "gpu": first})
+    except MemestError:
+        return  # the answer is out, and holds without them
     if found.changes or found.closest is not None:
         write_out("\n")
         output.report(found)

@@ -179,7 +179,7 @@ def test_a_first_question_is_answered_without_a_trace(model, precisions, gpus):
         ("mistralai/Mistral-7B-v0.1", {"batch": 2, "seq_len": 640, "checkpointing": "full"}),
         ("Qwen/Qwen3-0.6B", {"batch": 1, "seq_len": 1000, "bf16": True, "checkpointing": "full"}),
         ("google/gemma-2-2b", {"batch": 2, "seq_len": 5000, "bf16": True}),
-        ("answerdotai/ModernBERT-base", {"batch": 6, "bf16": True, "seq_len": 300}),
+        ("microsoft/deberta-v3-small", {"batch": 6, "bf16": True, "seq_len": 384}),
         ("bert-base-uncased", {"batch": 70, "bf16": True, "num_gpus": 2}),
         ("gpt2", {"batch": 3, "bf16": True, "num_gpus": 4, "fsdp": "full_shard"}),
         ("gpt2", {"batch": 9, "fp16": True, "num_gpus": 8, "zero": 3}),

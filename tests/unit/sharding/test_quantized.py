@@ -110,11 +110,11 @@ def test_adapters_under_the_engine_have_a_trace_of_their_own():
 
 
 def test_what_an_adapter_is_scaled_by_changes_no_trace():
-    one, other, larger = (
-        structure_of(setup(num_gpus=1, **options))
-        for options in ({"lora_r": 8}, {"lora_r": 8, "lora_alpha": 32}, {"lora_r": 16})
+    one, other, larger, with_dora = (
+        structure_of(setup(num_gpus=1, **{"lora_r": 8, **options}))
+        for options in ({}, {"lora_alpha": 32}, {"lora_r": 16}, {"use_dora": True})
     )
-    assert key_of(one) == key_of(other) != key_of(larger)
+    assert key_of(one) == key_of(other) == key_of(larger) != key_of(with_dora)
 
 
 def weight(name, dtype="bfloat16", *, trains=False, kept=""):
