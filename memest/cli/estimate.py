@@ -82,9 +82,18 @@ def estimate(
     For example: memest estimate bert-large-uncased --batch 8 --fp16 --gpu rtx-3090, or with the
     configuration of the run, memest estimate run.yaml, or its launch command after --.
     """
-    report_options = {"by": by, "depth": depth, "out": out, "snapshot": snapshot}
-    shown = {"explain": explain, "tips": not no_tips}
-    return run_estimate(str(model), options, output, run=run, **shown, **report_options)
+    return run_estimate(
+        str(model),
+        options,
+        output,
+        run=run,
+        explain=explain,
+        by=by,
+        depth=depth,
+        out=out,
+        snapshot=snapshot,
+        tips=not no_tips,
+    )
 
 
 @with_options
