@@ -194,8 +194,8 @@ def stretches_of(entry: CatalogueEntry, profiler: Profiler, request: Setup) -> l
         batches = (most, max(most // 5, 2), max(most // 3, 2))
         stretches.append(
             [
-                {"batch": batch, "seq_len": length}
-                for batch, length in zip(batches, lengths, strict=True)
+                {"batch": size, "seq_len": length}
+                for size, length in zip(batches, lengths, strict=True)
                 if length <= longest
             ]
         )
@@ -231,10 +231,10 @@ def _ask_all(profiler: Profiler, entry: CatalogueEntry, question: Question) -> i
     stretches = stretches_of(entry, profiler, request)
     for gpu, batch in product(question.gpus, (None, 1) if question.single else (None,)):
         for stretch in stretches[:1] if question.updates else stretches:
-            if gpu in OLD:  # whose kernels pad lengths: no three of them hold for all
-                stretch = stretch[:1]
+            # kernels of old cards pad lengths: no three of them hold for all
+            lengths = stretch[:1] if question.updates or gpu in OLD else stretch
             asked += 1
-            _ask(profiler, question, gpu, stretch, batch)
+            _ask(profiler, question, gpu, lengths, batch)
     return asked
 
 
@@ -242,9 +242,8 @@ def _ask(
     profiler: Profiler, question: Question, gpu: str, stretch: list[Sizes], batch: int | None
 ) -> None:
     """Ask for one stretch of lengths, so that the last answer is for all of them."""
-    asked = stretch[:1] if question.updates else stretch
-    for number, sizes in enumerate(asked):
-        is_last = number == len(asked) - 1
+    for number, sizes in enumerate(stretch):
+        is_last = number == len(stretch) - 1
         more = {} if batch is None else {"batch": batch}
         request = setup_from_options(**{**sizes, **question.options, **more})
         vary = VARY if is_last or number == 0 else None

@@ -58,11 +58,14 @@ def show(question: ExplorerQuestion) -> None:
         _headline(answer)
         _metrics(answer, pinned_answer)
         place = st.empty()
-        if answer.gpu is not None:
-            suggestions_row(question)
+        changes = st.container()
     with below:
         full_answer = _lower(question, answer, pinned_answer, place)
     take_away(question, full_answer)
+    # last, for it takes longest; of a compiled model each change would be compiled
+    if answer.gpu is not None and not answer.setup.torch_compile:
+        with changes:
+            suggestions_row(question)
 
 
 def _lower(

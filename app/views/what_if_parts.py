@@ -67,9 +67,8 @@ def suggestions_row(question: ExplorerQuestion) -> None:
         return
     if not found.changes:
         if found.closest is not None:
-            words = plain(found.closest.words)
-            miss = format_size(found.closest.device_bytes - found.usable_bytes)
-            st.caption(f"Nothing that is tried makes it fit; {words} misses by {miss}.")
+            words, miss = plain(found.closest.words), format_size(found.miss_bytes)
+            st.caption(f"Nothing that is tried makes it fit: {miss} too little with {words}.")
         return
     for column, change in zip(st.columns(3), found.changes, strict=False):
         with column.container(border=True, height="stretch"):

@@ -184,14 +184,14 @@ def answer(
     fits, left_out = _fits_others(profiler, request, other_gpus, replays, named=bool(named_gpus))
     fit = verdict_for(main, setup, peaks, stream, result, replays.conf) if named_gpus else None
     batch = safe = None
-    if wants_batch and not looks_for_batch:
-        left_out.append(_COMPILED_ANEW)
     if looks_for_batch:
         batch_request = replace(request, batch=setup.batch)
         try:
             batch, safe = largest_batch(main, profiler, batch_request, replays.conf)
         except MissingDependencyError:
             left_out.append(_NO_LARGEST)
+    elif wants_batch:
+        left_out.append(_COMPILED_ANEW)
     return Estimate(
         model=profiler.facts(run),
         setup=setup,

@@ -67,7 +67,7 @@ class Packs:
         """
         for stream in self._by_mark().get(digest[:_MARK], ()):
             lines = _lines_of(stream).get(digest, ())
-            for name, about, body in sorted(lines):
+            for name, about, body in lines:
                 if name.startswith(prefix):
                     yield Document(name, json.loads(about), body)
             if lines:
@@ -130,7 +130,7 @@ def _lines_of(stream: _Stream) -> dict[str, list[tuple[str, bytes, bytes]]]:
     except (OSError, EOFError, lzma.LZMAError):
         return {}
     lines: dict[str, list[tuple[str, bytes, bytes]]] = {}
-    for line in text.splitlines():
+    for line in sorted(text.splitlines()):  # a key's documents by name
         digest, name, about, body = line.split(b"\t", 3)
         lines.setdefault(digest.decode(), []).append((name.decode(), about, body))
     return lines

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterable
 from typing import Any
 
 from memest.errors import ConfigError, MissingDependencyError, closest
-from memest.report.answer import Answer, renderer
+from memest.report.answer import Answer, Document, renderer
 from memest.report.findings import Advice, Comparison
 from memest.report.max_batch_result import MaxBatch
 from memest.report.oom_result import OomExplanation
@@ -121,8 +122,7 @@ def advice_rows(advice: Advice) -> Rows:
         "device_bytes",
         "headroom_bytes",
     )
-    plans = [plan.to_dict() for plan in advice.plans]
-    return [{name: plan[name] for name in columns} for plan in plans], columns
+    return _columns_of(advice.plans, columns), columns
 
 
 def suggestion_rows(suggestions: Suggestions) -> Rows:
@@ -136,8 +136,13 @@ def suggestion_rows(suggestions: Suggestions) -> Rows:
         "relative_time",
         "changes_training",
     )
-    found = [change.to_dict() for change in suggestions.changes]
-    return [{name: each[name] for name in columns} for each in found], columns
+    return _columns_of(suggestions.changes, columns), columns
+
+
+def _columns_of(parts: Iterable[Document], columns: Iterable[str]) -> list[dict[str, Any]]:
+    """What parts of a document have in some columns."""
+    documents = [part.to_dict() for part in parts]
+    return [{name: document[name] for name in columns} for document in documents]
 
 
 def max_batch_rows(max_batch: MaxBatch) -> Rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from memest.report.answer import Answer, Document
 from memest.report.result import SCHEMA_VERSION, Verdict
@@ -56,7 +56,7 @@ class Suggestions(Answer):
         device_bytes: its expected device peak.
         changes: that were found: of a run that does not surely fit those that make it fit, else
             what makes use of the room that is left.
-        closest: where no change makes it fit, the one that misses by the least; else None.
+        closest: where the run does not fit with any of them, the one that misses by the least.
         time_basis: what the relative times are made of.
     """
 
@@ -68,6 +68,14 @@ class Suggestions(Answer):
     changes: tuple[Suggestion, ...]
     closest: Suggestion | None
     time_basis: str
+    computed: ClassVar[tuple[str, ...]] = ("miss_bytes",)
+
+    @property
+    def miss_bytes(self) -> int:
+        """By how much the closest change misses; 0 where there is none."""
+        if self.closest is None:
+            return 0
+        return max(self.closest.device_bytes - self.usable_bytes, 0)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -327,18 +327,20 @@ def suggestion_parts(suggestions: Suggestions, page: Page) -> Iterator[Renderabl
     """A table of the changes, or a sentence where there are none."""
     card = f"{suggestions.gpu} ({format_size(suggestions.usable_bytes)} usable)"
     if suggestions.changes:
-        fits = suggestions.verdict is Verdict.FITS
-        head = "What makes use of the room" if fits else "What makes it fit"
+        if suggestions.verdict is Verdict.FITS:
+            head = "What makes use of the room"
+        elif any(change.verdict is Verdict.FITS for change in suggestions.changes):
+            head = "What makes it fit"
+        else:
+            head = "What brings it nearest"
         yield Text(f"{head} on {card}", style="bold")
         yield _changes_table(suggestions.changes, page)
-        return
-    closest = suggestions.closest
-    if closest is None:
-        yield Text(f"Nothing that is tried would change it on {card}.")
-        return
-    miss = closest.device_bytes - suggestions.usable_bytes
-    yield Text(f"Nothing that is tried makes it fit {card}; by {format_size(miss)} misses", "bold")
-    yield _changes_table((closest,), page)
+    elif suggestions.closest is None:
+        yield Text(f"No change that is tried would change the verdict on {card}.")
+    else:
+        miss = format_size(suggestions.miss_bytes)
+        yield Text(f"Nothing that is tried makes it fit {card}. {miss} too little with", "bold")
+        yield _changes_table((suggestions.closest,), page)
 
 
 def _changes_table(changes: Sequence[Suggestion], page: Page) -> Table:

@@ -35,7 +35,7 @@ from memest.search.combos import (
     combos,
     lighter,
 )
-from memest.search.cost import TIME_BASIS, Probe
+from memest.search.cost import NOT_TIMED, Probe
 from memest.search.plan_words import arguments_of, changed_training, steps_of
 from memest.search.profile import profile as make_profile
 
@@ -120,6 +120,11 @@ def advise(
         progress=progress,
         **options,
     )
+    if profile.setup.distributed.pp > 1:
+        raise ConfigError(
+            f"memest advise orders plans by their time, which is {NOT_TIMED}: ask "
+            "memest max-batch, or memest compare."
+        )
     # plans are looked for among what is priced; what is not weighs on all of them alike
     named = profile.setup
     profile.setup = replace(named, unpriced=(), overpriced=())
@@ -277,7 +282,6 @@ class _Search:
         match = self._probe.spec.match_note
         if match:
             self._notes[match] = None
-        rates = self._probe.speed(estimate.setup).basis
         return Advice(
             model=estimate.model.id,
             gpu=estimate.gpu.name,
@@ -285,6 +289,6 @@ class _Search:
             effective_batch=samples,
             plans=plans,
             closest=closest,
-            time_basis=TIME_BASIS.format(rates=rates),
+            time_basis=self._probe.time_basis(estimate.setup),
             notes=tuple(self._notes),
         )

@@ -19,6 +19,7 @@ __all__ = [
     "Finder",
     "Freedom",
     "combos",
+    "implementations",
     "lighter",
     "other_precisions",
 ]
@@ -121,17 +122,26 @@ def _product(setup: Setup, precisions: Sequence[Precision]) -> Iterator[Combo]:
     checkpointing = list(dict.fromkeys(("none", setup.checkpointing, "full")))
     # the implementations of attention compute the same; sdpa does without the score matrix
     attention = [setup.attn_implementation]
-    if setup.attn_implementation is Attention.EAGER:
-        attention.append(Attention.SDPA)
     optimizers = [setup.optimizer]
-    torch = setup.software.torch
-    if setup.optimizer in SAME_TRAINING and (torch is None or torch >= _FUSED_SINCE):
-        optimizers.append(SAME_TRAINING[setup.optimizer])
+    for options in implementations(setup):
+        if "optim" in options:
+            optimizers.append(options["optim"])
+        else:
+            attention.append(Attention(options["attn_implementation"]))
     for optim in optimizers:
         for kind in attention:
             for precision in precisions:
                 for mode in checkpointing:
                     yield Combo(mode, precision, optim, kind)
+
+
+def implementations(setup: Setup) -> Iterator[dict[str, Any]]:
+    """Options that compute the same as what a setup names, in less memory."""
+    torch = setup.software.torch
+    if setup.optimizer in SAME_TRAINING and (torch is None or torch >= _FUSED_SINCE):
+        yield {"optim": SAME_TRAINING[setup.optimizer]}
+    if setup.attn_implementation is Attention.EAGER:
+        yield {"attn_implementation": Attention.SDPA.value}
 
 
 def lighter(combinations: Sequence[Combo]) -> list[Combo]:

@@ -16,7 +16,7 @@ from memest.estimation.gpu_target import Place, split_place
 from memest.estimation.notes import notes_of_each
 from memest.report.findings import Comparison, Scenario
 from memest.report.result import Estimate
-from memest.search.cost import TIME_BASIS, Probe
+from memest.search.cost import NOT_TIMED, Probe
 from memest.search.profile import profile as make_profile
 from memest.search.reasons import explain
 
@@ -170,33 +170,36 @@ def _unique_names(names: Iterable[str]) -> list[str]:
 
 def _compare(probes: list[tuple[str, Probe, dict[str, Any]]], *, max_batch: bool) -> Comparison:
     scenarios: list[Scenario] = []
-    first: tuple[Estimate, float] | None = None
+    first: Estimate | None = None
     notes: dict[str, None] = {}
+    all_timed = all(probe.is_timed(**split_place(change)[1]) for _, probe, change in probes)
+    seconds: list[float] = []
     for name, probe, change in probes:
         own_place, differing = split_place(change)
         estimate = probe.estimate(max_batch=max_batch, **differing)
-        time = probe.seconds_per_sample(**differing)
-        total = probe.work(**differing).total
+        total = None
+        if all_timed:
+            seconds.append(probe.seconds_per_sample(**differing))
+            total = probe.work(**differing).total
         scenarios.append(
             Scenario(
                 name=name,
                 model=estimate.model.id,
                 changes=tuple((key, str(value)) for key, value in change.items()),
                 estimate=estimate,
-                reasons=None if first is None else explain(first[0], estimate),
-                relative_time=1.0 if first is None else time / first[1],
-                flops=total.flops,
-                launches=total.launches,
+                reasons=None if first is None else explain(first, estimate),
+                relative_time=seconds[-1] / seconds[0] if seconds else None,
+                flops=total.flops if total is not None else None,
+                launches=total.launches if total is not None else None,
             )
         )
-        first = first or (estimate, time)
-        if change and first[0].setup == estimate.setup and not own_place:
+        first = first or estimate
+        if change and first.setup == estimate.setup and not own_place:
             why = "the options say it already, or the model has no such size"
             notes[f"{name} changes nothing: {why}."] = None
     samples = {scenario.effective_batch for scenario in scenarios}
     if len(samples) > 1:
         notes["scenarios differ in samples per optimizer step: time is compared by sample."] = None
     notes.update(dict.fromkeys(notes_of_each({s.name: s.estimate.notes for s in scenarios})))
-    probe = probes[0][1]
-    basis = TIME_BASIS.format(rates=probe.speed(scenarios[0].estimate.setup).basis)
+    basis = probes[0][1].time_basis(scenarios[0].estimate.setup) if all_timed else NOT_TIMED
     return Comparison(scenarios=tuple(scenarios), time_basis=basis, notes=tuple(notes))

@@ -37,7 +37,7 @@ from memest.workspaces.flops import Arithmetic
 
 __all__ = [
     "LAUNCH_SECONDS",
-    "TIME_BASIS",
+    "NOT_TIMED",
     "Probe",
     "Speed",
     "seconds",
@@ -50,6 +50,7 @@ TIME_BASIS = (
     "an estimate without a measurement, from operations, memory written and launches; {rates}"
 )
 """What is said wherever a relative time is shown."""
+NOT_TIMED = "not estimated for pipelines, whose stages wait for each other"
 LAUNCH_SECONDS = 10e-6
 """What one operator costs beyond its arithmetic and memory: Python, dispatcher and launch take 5
 to 25 microseconds of the host in eager PyTorch (public profiles; judged, not measured here)."""
@@ -244,8 +245,18 @@ class Probe:
             step_work = self._works[setup] = self.profile.work(setup, gpu=gpu)
         return step_work
 
+    def is_timed(self, **changes: Any) -> bool:
+        """Whether time is estimated: not where the stages of a pipeline wait for each other."""
+        return self.profile.setup_for(**changes).distributed.pp == 1
+
+    def time_basis(self, setup: Setup) -> str:
+        """What relative times of a setup are made of."""
+        if setup.distributed.pp > 1:
+            return NOT_TIMED
+        return TIME_BASIS.format(rates=self.speed(setup).basis)
+
     def seconds_per_sample(self, **changes: Any) -> float:
-        """Estimated time of a sample; only ratios of it mean anything."""
+        """Estimated time of a sample, where it :meth:`is_timed`; only its ratios mean anything."""
         setup = self.profile.setup_for(**changes)
         return step_seconds(self.work(**changes), self.speed(setup)) / (
             setup.batch * setup.grad_accum

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memest.config.setup import Attention, Precision, Setup
+from memest.config.setup import Precision, Setup
 from memest.config.spelling import command_words
 from memest.errors import ConfigError, MemestError
 from memest.estimation.breakdown import moment_at
@@ -27,7 +27,7 @@ from memest.report.oom_account import Account, account_of
 from memest.report.oom_message import OomMessage, read_oom_messages
 from memest.report.oom_result import Change, Match, MessageMatch, OomExplanation
 from memest.report.words import place_text
-from memest.search.combos import LIGHTER, SAME_TRAINING
+from memest.search.combos import LIGHTER, implementations
 from memest.search.profile import Profile
 from memest.search.profile import profile as make_profile
 from memest.units import MIB, format_size
@@ -322,10 +322,8 @@ class _MessageMatcher:
         if not run.conf.expandable_segments:
             text = ",".join(filter(None, (setup.alloc_conf, "expandable_segments:True")))
             yield {"alloc_conf": text}, ""
-        if setup.optimizer in SAME_TRAINING:
-            yield {"optim": SAME_TRAINING[setup.optimizer]}, ""
-        if setup.attn_implementation is Attention.EAGER:
-            yield {"attn_implementation": Attention.SDPA.value}, ""
+        for options in implementations(setup):
+            yield options, ""
         batch = self._largest_batch(setup, limit)
         if batch:
             accum = setup.grad_accum * -(-setup.batch // batch)

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from memest.config.options import argument, no_gpu
 from memest.config.parallelism import Strategy
-from memest.config.setup import Attention, Precision, Setup
+from memest.config.setup import Precision, Setup
 from memest.config.spelling import command_words
 from memest.errors import MemestError
 from memest.estimation.gpu_target import Place
 from memest.events import Category
 from memest.report.result import Spot, Verdict
 from memest.report.suggestions import Suggestion, Suggestions
-from memest.search.combos import SAME_TRAINING, STATES_OF, other_precisions
-from memest.search.cost import TIME_BASIS, Probe
+from memest.search.combos import STATES_OF, implementations, other_precisions
+from memest.search.cost import Probe
 from memest.search.profile import Profile
 from memest.search.profile import profile as make_profile
 
@@ -111,7 +111,7 @@ def suggestions_of(profile: Profile, place: Place, count: int = 3) -> Suggestion
         device_bytes=base.peak.device_bytes,
         changes=changes,
         closest=closest,
-        time_basis=TIME_BASIS.format(rates=search.probe.speed(base.setup).basis),
+        time_basis=search.probe.time_basis(base.setup),
     )
 
 
@@ -153,15 +153,19 @@ class _Search:
         self.probe = Probe(profile, place, vary=("batch",))
         self.base = self.probe.estimate()
         self._room = self.base.gpu.usable_bytes if self.base.gpu else 0
+        # nothing surely fits that does more than is priced
+        self._best = Verdict.CANNOT_SAY if self.base.setup.unpriced else Verdict.FITS
 
     def changes(self, count: int) -> tuple[tuple[Suggestion, ...], Suggestion | None]:
         """Those that were found, and the closest where none of them makes the run fit."""
         if self.base.verdict is Verdict.FITS:
             larger = self._larger_batch()
             return ((larger,) if larger is not None else ()), None
+        if self.base.verdict is Verdict.CANNOT_SAY:
+            return (), None  # what is not priced may still not fit, whatever else changes
         tried: list[tuple[_Change, Suggestion]] = []
         for ways in self._kinds():
-            found = {change.kind for change, made in tried if made.verdict is Verdict.FITS}
+            found = {change.kind for change, made in tried if made.verdict is self._best}
             if len(found) >= count:
                 break
             for change in ways:
@@ -169,7 +173,7 @@ class _Search:
                 if made is None:
                     continue
                 tried.append((change, made))
-                if made.verdict is Verdict.FITS:
+                if made.verdict is self._best:
                     break
         useful = [each for each in tried if self._is_better(each[1].verdict)]
         best: dict[str, Suggestion] = {}
@@ -177,12 +181,14 @@ class _Search:
             best.setdefault(change.kind, made)
         if best:
             return tuple(best.values())[:count], None
-        rest = [made for _, made in tried if made.gain_bytes > 0]
+        rest = [made for _, made in tried if made.verdict is Verdict.DOES_NOT_FIT]
         return (), min(rest, key=lambda made: made.device_bytes, default=None)
 
     def _is_better(self, verdict: Verdict) -> bool:
-        tight = self.base.verdict is Verdict.DOES_NOT_FIT
-        return verdict is Verdict.FITS or (tight and verdict is Verdict.TIGHT)
+        """Whether a verdict is one to hope for: a run that is tight already must surely fit."""
+        if self.base.verdict is Verdict.DOES_NOT_FIT:
+            return verdict is not Verdict.DOES_NOT_FIT
+        return verdict is self._best
 
     # -- what is tried
 
@@ -199,8 +205,9 @@ class _Search:
             yield self._precisions(setup)
         leanest = _with_batches_of_one(setup, lean)
         if self._can_fit(with_states=False):
+            without = _with_batches_of_one(setup, _lean(setup, optimizer=False))
             for change in _optimizers(setup):
-                yield iter((change, leanest.then(change)))
+                yield iter((change, without.then(change)))
         # beside a base of 4 bits and shards recomputing comes first, as people train so
         for change in _adapters(setup):
             first = lean.then(change) if "qlora" in change.options else change
@@ -209,14 +216,16 @@ class _Search:
 
     def _can_fit(self, *, with_states: bool) -> bool:
         """Whether what is there at the end of a step fits, whatever is done about the rest."""
-        model = self.base.model
+        model, setup = self.base.model, self.base.setup
         trained = model.parameter_bytes * model.trainable_parameters // max(model.parameters, 1)
+        if setup.steps_in_backward:
+            trained = 0  # gradients go one by one
         states = sum(
             row.bytes
             for row in self.base.breakdown
             if row.category is Category.OPTIMIZER_STATES and with_states
         )
-        distributed = self.base.setup.distributed
+        distributed = setup.distributed
         shared = distributed.shares_model or distributed.strategy is not Strategy.NONE
         return shared or model.parameter_bytes + trained + states <= self._room
 
@@ -266,6 +275,8 @@ class _Search:
     def _relative_time(self, options: dict[str, Any], spot: Spot) -> float | None:
         if spot.setup.distributed.num_gpus != self.base.setup.distributed.num_gpus:
             return None
+        if not self.probe.is_timed():
+            return None
         return self.probe.seconds_per_sample(**options) / self.probe.seconds_per_sample()
 
 
@@ -278,11 +289,12 @@ def _rank(each: tuple[_Change, Suggestion]) -> tuple[bool, int, float, int]:
 _NOTHING = _Change("", "", {})
 
 
-def _lean(setup: Setup) -> _Change:
-    """What trains the same in less memory."""
+def _lean(setup: Setup, *, optimizer: bool = True) -> _Change:
+    """What trains the same in less memory; without what another optimizer would replace."""
     change = _NOTHING
     for each in (*_implementations(setup), *_checkpointing(setup)):
-        change = change.then(each)
+        if optimizer or "optim" not in each.options:
+            change = change.then(each)
     return change
 
 
@@ -298,12 +310,9 @@ def _batches_of(setup: Setup, batch: int) -> _Change:
 
 def _implementations(setup: Setup) -> Iterator[_Change]:
     """Other implementations of the same."""
-    if setup.optimizer in SAME_TRAINING:
-        name = SAME_TRAINING[setup.optimizer]
-        yield _Change("implementation", f"the fused optimizer {name}", {"optim": name})
-    if setup.attn_implementation is Attention.EAGER:
-        options = {"attn_implementation": Attention.SDPA.value}
-        yield _Change("attention", "attention without the score matrix", options)
+    for options in implementations(setup):
+        for name, value in options.items():
+            yield _Change(name, value if name == "optim" else f"{value} attention", options)
 
 
 def _checkpointing(setup: Setup) -> Iterator[_Change]:
@@ -328,12 +337,13 @@ def _adapters(setup: Setup) -> Iterator[_Change]:
     """Adapters, and a base of fewer bits below them."""
     if setup.quantization is not None:
         return
-    rank = {} if setup.adapter is not None else {"lora_r": _RANK}
-    if rank:
-        training = "adapters train alone"
-        yield _Change("adapter", f"LoRA of rank {_RANK}", rank, 3, training)
-    training = "adapters train alone, beside a base of 4 bits"
-    yield _Change("adapter", "QLoRA", {"qlora": True, **rank}, 4, training)
+    base = "a base of 4 bits"
+    if setup.adapter is not None:
+        yield _Change("adapter", "QLoRA", {"qlora": True}, 4, base)
+        return
+    rank, alone = {"lora_r": _RANK}, "adapters train alone"
+    yield _Change("adapter", f"LoRA of rank {_RANK}", rank, 3, alone)
+    yield _Change("adapter", "QLoRA", {"qlora": True, **rank}, 4, f"{alone}, beside {base}")
 
 
 def _more_gpus(setup: Setup) -> Iterator[_Change]:

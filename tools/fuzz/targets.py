@@ -12,6 +12,7 @@ import random
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -133,11 +134,13 @@ def _profile_seeds() -> list[bytes]:
 
 def _cache_seeds() -> list[bytes]:
     """The bodies of step profiles, as they lie under their heads."""
-    bodies = []
-    for path in sorted((ROOT / "data" / "step_profiles").rglob("steps-*.json.gz")):
-        if path.stat().st_size < 30_000:
-            bodies.append(gzip.decompress(path.read_bytes()).partition(b"\n")[2])
-    return bodies[:10]
+    from memest.profiles.known_profiles import shipped_folder
+    from memest.profiles.packs import Packs
+
+    packs = Packs(shipped_folder())
+    small = [entry.digest for entry in packs.entries() if entry.bytes < 400_000]
+    documents = (document for digest in small for document in packs.read(digest, "steps"))
+    return [json.dumps(document.content).encode() for document in islice(documents, 10)]
 
 
 def _cache(content: bytes, folder: Path) -> object:

@@ -292,6 +292,10 @@ def test_micro_batches_worth_a_look(wanted, largest, tight, plans):
         ({"effective_batch": 8, "gpu": ["t4", "l4"]}, "one GPU, not 2"),
         ({"effective_batch": 8, "gpu": "t4", "batch": 4}, "batch is what memest advise looks for"),
         ({"effective_batch": 8, "gpu": "t4", "gradient_accumulation_steps": 4}, "looks for"),
+        (
+            {"effective_batch": 8, "gpu": "t4", "num_gpus": 2, "pp": 2},
+            "not estimated for pipelines",
+        ),
     ],
 )
 def test_what_cannot_be_advised(options, message):

@@ -233,3 +233,10 @@ def test_what_is_no_scenario(words, message):
 def test_what_cannot_be_compared(models, changes, message):
     with pytest.raises(ConfigError, match=message):
         memest.compare(models, changes)
+
+
+def test_pipelines_are_compared_without_their_time():
+    compared = memest.compare("EleutherAI/pythia-14m", ["pp=2"], batch=4, num_gpus=2)
+    assert [each.relative_time for each in compared.scenarios] == [None, None]
+    assert compared.scenarios[1].reasons.delta_bytes != 0
+    assert "pipelines" in compared.time_basis

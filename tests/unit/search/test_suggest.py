@@ -9,6 +9,7 @@ import pytest
 import memest
 from memest.errors import ConfigError
 from memest.report.result import Verdict
+from memest.units import format_size
 
 BERT: dict[str, Any] = {"batch": 64, "seq_len": 512, "fp16": True, "gpu": "t4"}
 
@@ -62,9 +63,37 @@ def test_where_nothing_helps_the_closest_is_named() -> None:
     assert not found.changes
     assert found.closest is not None
     assert found.closest.device_bytes < found.device_bytes
-    assert "misses" in str(found)
+    assert found.closest.verdict is Verdict.DOES_NOT_FIT
+    assert found.miss_bytes == found.closest.device_bytes - found.usable_bytes > 0
+    assert format_size(found.miss_bytes) in str(found)
+
+
+def test_nothing_surely_fits_that_does_more_than_is_priced() -> None:
+    named = {**BERT, "unpriced": ["teacher"]}
+    found = memest.suggest("bert-large-uncased", **named)
+    assert found.verdict is Verdict.DOES_NOT_FIT
+    assert {change.verdict for change in found.changes} == {Verdict.CANNOT_SAY}
+    assert "What makes it fit" not in str(found)
+
+    open_question = memest.suggest("bert-large-uncased", **{**named, "batch": 2})
+    assert open_question.verdict is Verdict.CANNOT_SAY
+    assert not open_question.changes
+    assert open_question.closest is None
+
+
+def test_software_without_the_fused_optimizer_is_not_told_to_take_it() -> None:
+    old = {**BERT, "optim": "adamw_torch", "software": "torch=1.13", "gpu": "t4"}
+    words = " ".join(change.words for change in memest.suggest("bert-large-uncased", **old).changes)
+    assert "fused" not in words
 
 
 def test_it_needs_a_gpu() -> None:
     with pytest.raises(ConfigError, match="memest suggest needs a GPU"):
         memest.suggest("bert-large-uncased", batch=2)
+
+
+def test_what_makes_a_pipeline_fit_is_said_without_its_time() -> None:
+    found = memest.suggest("EleutherAI/pythia-14m", batch=64, num_gpus=2, pp=2, gpu_memory="2GiB")
+    assert found.verdict is not Verdict.FITS
+    assert found.changes
+    assert all(change.relative_time is None for change in found.changes)
