@@ -62,8 +62,8 @@ def show(question: ExplorerQuestion) -> None:
     with below:
         full_answer = _lower(question, answer, pinned_answer, place)
     take_away(question, full_answer)
-    # last, for it takes longest; of a compiled model each change would be compiled
-    if answer.gpu is not None and not answer.setup.torch_compile:
+    # last, for it takes longest, and not where each change would be traced or compiled
+    if answer.gpu is not None and full_answer is not None and full_answer.max_batch is not None:
         with changes:
             suggestions_row(question)
 

@@ -158,8 +158,8 @@ def _show_tips(model: str, options: Mapping[str, Any], answer: Estimate, output:
 
     if answer.verdict not in (Verdict.DOES_NOT_FIT, Verdict.TIGHT, Verdict.RELEASES_CACHE):
         return
-    if answer.setup.torch_compile:
-        return  # each change would be compiled
+    if answer.gpu is not None and answer.max_batch is None:
+        return  # nor is the largest batch looked for: each change would be traced, or compiled
     from memest.search.suggest import suggest
 
     gpus = options.get("gpu")

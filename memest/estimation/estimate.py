@@ -23,6 +23,7 @@ from memest.estimation.run import Run
 from memest.estimation.run_facts import Peaks
 from memest.estimation.verdict import largest_batch, verdict_for
 from memest.estimation.whole_run import resolve_run
+from memest.profiles.family_search import LONG_TRACE
 from memest.replay.conf import parse_alloc_conf
 from memest.report.result import Estimate, GpuFit, Interval, Peak, RankPeak, Spot, Verdict
 
@@ -187,7 +188,10 @@ def answer(
     if looks_for_batch:
         batch_request = replace(request, batch=setup.batch)
         try:
-            batch, safe = largest_batch(main, profiler, batch_request, replays.conf)
+            if _has_formulas(profiler, run, batch_request):
+                batch, safe = largest_batch(main, profiler, batch_request, replays.conf)
+            else:
+                left_out.append(_TRACED_ANEW)
         except MissingDependencyError:
             left_out.append(_NO_LARGEST)
     elif wants_batch:
@@ -260,10 +264,23 @@ _COMPILED_ANEW = (
     "the largest batch is not looked for: every batch is compiled anew; memest max-batch takes the "
     "minutes"
 )
+_TRACED_ANEW = (
+    "the largest batch is not looked for: the model works sample by sample, so that every batch is "
+    "traced anew; memest max-batch takes the minutes"
+)
 _NO_LARGEST = (
     "the largest batch is not looked for: it lies beyond the profiles that come with memest, and "
     "what traces models is not installed"
 )
+
+
+def _has_formulas(profiler: Profiler, run: Run, request: Setup) -> bool:
+    """Whether batches are answered by formulas, or else by traces that are short."""
+    if len(run.program.trace.events) <= LONG_TRACE or isinstance(run, PipelineRun):
+        return True
+    if run.setup.batch == 1:  # whose operators are others
+        return not profiler.goes_by_sample(request, run.gpu)
+    return "batch" in run.program.micro_steps.axes
 
 
 def _ranks(main: TargetGpu, run: Run, replays: ReplayCache) -> tuple[RankPeak, ...]:

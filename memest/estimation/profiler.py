@@ -35,7 +35,13 @@ from memest.profiles.axes import (
 )
 from memest.profiles.cache import Store, digest_of
 from memest.profiles.family import Family, Point, single_trace_family
-from memest.profiles.family_search import FamilySearch, answers_for
+from memest.profiles.family_search import (
+    LONG_TRACE,
+    FamilySearch,
+    answers_for,
+    goes_by_sample,
+    place_by_sample,
+)
 from memest.profiles.known_profiles import (
     KnownProfiles,
     StepProfile,
@@ -424,6 +430,31 @@ class Profiler:
         except MissingDependencyError:
             pass  # what is asked has its answer; more is not to be had here
         return family
+
+    def goes_by_sample(self, request: Setup, gpu: GpuTraits) -> bool:
+        """Whether a model does much of its work sample by sample, so that no two batches are alike.
+
+        Args:
+            request: of a batch of 1.
+            gpu: whose kernels run.
+        """
+        one, two = (self.question(replace(request, batch=n), gpu, None) for n in (1, 2))
+        profile, place = one.profile, place_by_sample(one.sizes)
+        family, point = self.traced_family(one)
+        trace = family.at(point)
+        if len(trace.events) <= LONG_TRACE:
+            return False
+        if place not in profile.barren_places:
+            known_family = self._known_family(profile, two)
+            if known_family is not None and "batch" in known_family[0].axes:
+                return False
+            fold = family.fold
+            other = self._tracer.steps(two, *((fold.stacks, fold.periods) if fold else ()))
+            if not goes_by_sample((trace, other), (1, 2)):
+                return False
+            profile.barren_places.add(place)
+            self._known_profiles.save_model(profile)
+        return True
 
     def _program(self, question: Question, family: Family, point: Point) -> Program:
         """Micro-steps with the updates that go with them."""

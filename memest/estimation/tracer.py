@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from memest.config.setup import Setup
 from memest.errors import MemestError, MissingDependencyError
 from memest.estimation.question import Question
 from memest.events import Trace
-from memest.profiles.axes import key_of, sizes_text, traced_setup, windows
+from memest.profiles.axes import Sizes, key_of, sizes_text, traced_setup, windows
 from memest.profiles.document import FORMAT
 from memest.profiles.family import Family, Point, alike
 from memest.profiles.fold import Fold, begins_with, unfold
@@ -38,6 +38,7 @@ Progress = Callable[[str], None]
 
 _OF_FEW_LAYERS, _OF_ALL_LAYERS = 12, 5
 """How many traces a first question mostly costs, with its largest batch."""
+_ASKED_FOR = "--trace-whole asks for them"
 _CALLED_OTHERWISE = "some are called otherwise than others"
 
 
@@ -54,6 +55,25 @@ class FoldedTrace:
     trace: Trace
     fold: Fold | None = None
     whole_because: str = ""
+
+
+def _known_reason(families: Sequence[Family], sizes: Sizes) -> str:
+    """Why all layers were traced at another batch or rank; empty if they were not.
+
+    What keeps its layers from being folded there keeps them here.
+    """
+
+    def rest(sizes: Mapping[str, int]) -> dict[str, int]:
+        return {name: size for name, size in sizes.items() if name not in ("batch", "lora_r")}
+
+    reasons = (
+        family.whole_because
+        for family in families
+        if family.fold is None
+        and family.whole_because != _ASKED_FOR
+        and any(rest(family.domain.sizes_at(point)) == rest(sizes) for point in family.points)
+    )
+    return next(filter(None, reasons), "")
 
 
 def _known_fold(
@@ -245,7 +265,9 @@ class Tracer:
             MemestError: the steps cannot be traced.
         """
         if question.request.trace_whole:
-            return FoldedTrace(self.steps(question), whole_because="--trace-whole asks for them")
+            return FoldedTrace(self.steps(question), whole_because=_ASKED_FOR)
+        if why := _known_reason(known_families, question.sizes):
+            return FoldedTrace(self.steps(question), whole_because=why)
         meta_model = self.meta_model(question.profile, question.request)
         from memest.trace.session import stacks_of
 

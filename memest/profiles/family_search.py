@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from memest.errors import MemestError, MissingDependencyError
 from memest.events import Trace
 from memest.profiles.axes import Sizes
 from memest.profiles.cache import digest_of
@@ -21,7 +22,15 @@ from memest.profiles.formula import NoFormulaError
 from memest.profiles.growth import grow, range_of
 from memest.profiles.known_profiles import same_kernels, traces_in
 
-__all__ = ["FamilySearch", "across", "answers_for", "traces_around"]
+__all__ = [
+    "LONG_TRACE",
+    "FamilySearch",
+    "across",
+    "answers_for",
+    "goes_by_sample",
+    "place_by_sample",
+    "traces_around",
+]
 
 _MODULUS = 128
 _LENGTHS = ("seq_len", "target_len")
@@ -29,6 +38,9 @@ _AXES = ("batch", "seq_len", "target_len", "image_size", "audio_ms", "lora_r")
 _ANY_REMAINDER = ("batch", "lora_r")
 _SHORT = 256
 """Tokens where a model names no length."""
+LONG_TRACE = 30_000
+"""Events of a trace beyond which it takes seconds: at a large batch it may be minutes."""
+_BY_SAMPLE = 0.25
 _FEWEST = 3
 """Remainders, odd and even ones among them."""
 
@@ -71,6 +83,15 @@ class FamilySearch:
         ]
         centre_trace = family.at(point)
         axes = self._axes(near_families, family)
+        if "batch" in axes and len(centre_trace.events) > LONG_TRACE:
+            place = place_by_sample(self.sizes)
+            if place not in self.barren_places and self._goes_by_sample(family, centre_trace):
+                self.barren_places.add(place)
+                yield None
+            if place in self.barren_places:
+                axes = tuple(axis for axis in axes if axis != "batch")
+                if {*axes} <= {*family.axes}:
+                    return  # that family is the one that is to be had
         while axes:
             num_barren = len(self.barren_places)
             wider = self._across(near_families, centre_trace, axes, family)
@@ -84,6 +105,27 @@ class FamilySearch:
             if wider is not None:
                 yield replace(wider, fold=family.fold, whole_because=family.whole_because)
             axes = _narrower(axes)
+
+    def _goes_by_sample(self, family: Family, centre_trace: Trace) -> bool:
+        """Whether the model goes by sample: seen at a batch that is known, else at a small one."""
+        sizes, mine = self.sizes, self.sizes["batch"]
+        rest = _without_batch(sizes)
+        for other in self.families:
+            if (other.fold and other.fold.periods) != (family.fold and family.fold.periods):
+                continue
+            for point in other.points:
+                its_sizes = other.domain.sizes_at(point)
+                if its_sizes != sizes and _without_batch(its_sizes) == rest:
+                    batches = mine, its_sizes["batch"]
+                    return goes_by_sample((centre_trace, other.at(point)), batches)
+        batch = 2 if mine > 2 else 3
+        try:
+            trace = self.trace_at({**sizes, "batch": batch})
+        except MissingDependencyError:
+            raise  # that says nothing about the model
+        except (MemestError, MemoryError, OverflowError):
+            return False
+        return goes_by_sample((centre_trace, trace), (mine, batch))
 
     def _axes(self, near_families: Sequence[Family], own: Family) -> tuple[str, ...]:
         """The sizes to vary: those asked for, and those in which questions differed before."""
@@ -161,6 +203,25 @@ class FamilySearch:
         traces = traces_around(near_families, sizes, tuple(ranges), tied=tied)
         traces[tuple(sizes[axis] for axis in ranges)] = centre_trace
         return grow(sizes, ranges, traces, self.trace_at, tied=tied)
+
+
+def place_by_sample(sizes: Sizes) -> str:
+    """What stands among barren places where a model goes by sample."""
+    return digest_of(["by sample", _without_batch(sizes)])
+
+
+def _without_batch(sizes: Sizes) -> dict[str, int]:
+    return {name: size for name, size in sizes.items() if name != "batch"}
+
+
+def goes_by_sample(traces: tuple[Trace, Trace], batches: tuple[int, int]) -> bool:
+    """Whether a model does much of its work sample by sample, as some towers do with their images.
+
+    No two batches are alike then, and traces of large ones take minutes.
+    """
+    one, other = (len(trace.events) for trace in traces)
+    rise = (other - one) / (batches[1] - batches[0])
+    return rise * batches[0] > _BY_SAMPLE * one
 
 
 def _narrower(axes: tuple[str, ...]) -> tuple[str, ...]:

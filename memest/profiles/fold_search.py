@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import accumulate, combinations
 
 from memest.events import WARM_UP, Trace
 from memest.profiles.fold import Fold, FoldRun, PointerRule, compress, unfold
@@ -146,12 +146,20 @@ def learn(traces: Mapping[Depths, Trace], stacks: Sequence[Stack], kept: Sequenc
     Raises:
         NoFoldError: there is none.
     """
-    fold = _Search(traces, stacks, kept).fold()
+    search = _Search(traces, stacks, kept)
     shallow = traces[(1,) * len(stacks)]
-    for depths, trace in traces.items():
-        if unfold(shallow, fold, depths) != trace:
-            raise NoFoldError("what a period adds does not make up a deeper trace")
-    return fold
+
+    def made_up(*, by_layers: bool) -> Fold:
+        fold = search.fold(by_layers=by_layers)
+        for depths, trace in traces.items():
+            if unfold(shallow, fold, depths) != trace:
+                raise NoFoldError("what a period adds does not make up a deeper trace")
+        return fold
+
+    try:
+        return made_up(by_layers=False)
+    except NoFoldError:
+        return made_up(by_layers=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +211,17 @@ class _Search:
         if len({len(t.listings) for t in self._transcripts.values()}) > 1:
             raise NoFoldError("a deeper model has other phases")
 
-    def fold(self) -> Fold:
-        """The fold, to be checked."""
+    def fold(self, *, by_layers: bool) -> Fold:
+        """The fold, to be checked.
+
+        Args:
+            by_layers: runs begin where those of the layers that are added do, the last ones;
+                else in the middle of where they can begin.
+        """
         num_listings = len(self._transcripts[self._zero].listings)
-        self._insertions = [self._insertions_in(number) for number in range(num_listings)]
+        self._insertions = [
+            self._insertions_in(number, by_layers=by_layers) for number in range(num_listings)
+        ]
         rules: dict[PointerRule, int] = {}
         rule_of = [
             rules.setdefault(rule, len(rules))
@@ -253,7 +268,7 @@ class _Search:
 
     # -- what a period adds
 
-    def _insertions_in(self, number: int) -> list[_Insertion]:
+    def _insertions_in(self, number: int, *, by_layers: bool) -> list[_Insertion]:
         if number < len(self._stacks):
             layers = self._stacks[number]
             kept = layers.before + layers.period * self._kept[number]
@@ -268,8 +283,28 @@ class _Search:
             found = find_insertions(least, one, two)
             if found is None:
                 raise NoFoldError("what a period adds is not the same each time")
-            out += [_Insertion(stack, position, length) for position, length in found]
+            added = self._added_rows(number, stack) if by_layers else ()
+            moved = 0
+            for earliest, latest, length in found:
+                position = _begin(earliest, latest, length, added[moved:])
+                moved += length
+                out.append(_Insertion(stack, position, length))
         return sorted(out, key=lambda each: each.position)
+
+    def _added_rows(self, number: int, stack: int) -> list[bool]:
+        """Which rows of a listing are about the layers of the period that is added to the least."""
+        layers = self._stacks[stack]
+        low = layers.before + layers.period * self._kept[stack]
+        added = range(low, low + layers.period)
+        listings = self._transcripts[self._depths(stack, 1)].listings
+
+        def is_added(pointer: Pointer) -> bool:
+            listing, row = pointer
+            if listing < len(self._stacks):
+                return listing == stack and row in added
+            return any(map(is_added, listings[listing].pointers[row]))
+
+        return [any(map(is_added, pointers)) for pointers in listings[number].pointers]
 
     def _starts(self, number: int, depths: Depths) -> list[int]:
         """Where the runs of a listing begin in a trace."""
@@ -376,14 +411,15 @@ class _Search:
 
 def find_insertions(
     least: Sequence[int], one: Sequence[int], two: Sequence[int]
-) -> list[tuple[int, int]] | None:
+) -> list[tuple[int, int, int]] | None:
     """Runs that are put into ``least`` to make ``one``, and put in twice to make ``two``.
 
     Where layers are alike, a run can be said to begin at any row of them. Those in the middle are
     farthest from the first and the last layer, which may be otherwise.
 
     Returns:
-        Positions in ``least`` and lengths; None where there are none that do.
+        The earliest and the latest positions in ``least``, and lengths; None where there are none
+        that do.
     """
     total = len(one) - len(least)
     if total < 0 or len(two) - len(one) != total:
@@ -402,8 +438,27 @@ def find_insertions(
         ):
             earlier += 1
         bound = position
-        out.append((position - earlier // 2, length))
+        out.append((position - earlier, position, length))
     return out
+
+
+def _begin(earliest: int, latest: int, length: int, added: Sequence[bool]) -> int:
+    """Where a run begins: where most of its rows are of added layers, else in the middle.
+
+    Args:
+        earliest: position.
+        latest: position.
+        length: of the run.
+        added: of each row of what has the run once, whether it is; empty where nobody knows.
+    """
+    middle = latest - (latest - earliest) // 2
+    if not added:
+        return middle
+    sums = [0, *accumulate(added)]
+    return max(
+        range(earliest, latest + 1),
+        key=lambda start: (sums[start + length] - sums[start], -abs(start - middle)),
+    )
 
 
 def _insertions(

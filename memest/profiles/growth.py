@@ -165,7 +165,7 @@ def grow(
     # both ends of the range first: a family of neighbours would be asked for more soon
     for end in (queue.popleft(), queue.popleft()):
         for point in (end, *_retreat(centre, end, ranges)):
-            if point not in traces and num_traced < MAX_TRACES:
+            if point not in {*traces, *unlike_points} and num_traced < MAX_TRACES:
                 trace_point(point)
             if point in traces:
                 break

@@ -34,7 +34,7 @@ def test_insertions_make_the_deeper_lists(
     assert found is not None
     for periods in (1, 2):
         written, last, at = [], 0, 0
-        for position, length in found:
+        for _, position, length in found:
             written += rows(0)[last:position]
             start = position + at
             written += rows(1)[start : start + length] * periods
