@@ -23,7 +23,6 @@ from memest.estimation.run import Run
 from memest.estimation.run_facts import Peaks
 from memest.estimation.verdict import largest_batch, verdict_for
 from memest.estimation.whole_run import resolve_run
-from memest.profiles.family_search import LONG_TRACE
 from memest.replay.conf import parse_alloc_conf
 from memest.report.result import Estimate, GpuFit, Interval, Peak, RankPeak, Spot, Verdict
 
@@ -188,10 +187,10 @@ def answer(
     if looks_for_batch:
         batch_request = replace(request, batch=setup.batch)
         try:
-            if _has_formulas(profiler, run, batch_request):
-                batch, safe = largest_batch(main, profiler, batch_request, replays.conf)
-            else:
+            if not isinstance(run, PipelineRun) and profiler.goes_by_sample(request, main.traits):
                 left_out.append(_TRACED_ANEW)
+            else:
+                batch, safe = largest_batch(main, profiler, batch_request, replays.conf)
         except MissingDependencyError:
             left_out.append(_NO_LARGEST)
     elif wants_batch:
@@ -272,15 +271,6 @@ _NO_LARGEST = (
     "the largest batch is not looked for: it lies beyond the profiles that come with memest, and "
     "what traces models is not installed"
 )
-
-
-def _has_formulas(profiler: Profiler, run: Run, request: Setup) -> bool:
-    """Whether batches are answered by formulas, or else by traces that are short."""
-    if len(run.program.trace.events) <= LONG_TRACE or isinstance(run, PipelineRun):
-        return True
-    if run.setup.batch == 1:  # whose operators are others
-        return not profiler.goes_by_sample(request, run.gpu)
-    return "batch" in run.program.micro_steps.axes
 
 
 def _ranks(main: TargetGpu, run: Run, replays: ReplayCache) -> tuple[RankPeak, ...]:

@@ -42,6 +42,7 @@ from memest.profiles.family_search import (
     goes_by_sample,
     place_by_sample,
 )
+from memest.profiles.fold import Fold
 from memest.profiles.known_profiles import (
     KnownProfiles,
     StepProfile,
@@ -392,9 +393,7 @@ class Profiler:
             return replace(question, request=request, setup=resized_setup)
 
         def trace_at(sizes: Sizes) -> Trace:
-            if fold is None:
-                return self._tracer.steps(question_at(sizes))
-            return self._tracer.steps(question_at(sizes), fold.stacks, fold.periods)
+            return self._steps(question_at(sizes), fold)
 
         def follows(family: Family) -> bool:
             """Whether layers are as alike at both ends of a family as they are here."""
@@ -431,29 +430,45 @@ class Profiler:
             pass  # what is asked has its answer; more is not to be had here
         return family
 
+    def _steps(self, question: Question, fold: Fold | None) -> Trace:
+        """The steps of as many layers as a fold was found with."""
+        if fold is None:
+            return self._tracer.steps(question)
+        return self._tracer.steps(question, fold.stacks, fold.periods)
+
     def goes_by_sample(self, request: Setup, gpu: GpuTraits) -> bool:
-        """Whether a model does much of its work sample by sample, so that no two batches are alike.
+        """Whether a model does part of its work sample by sample, so that no two batches are alike.
 
         Args:
-            request: of a batch of 1.
+            request: of the first batch that is asked for.
             gpu: whose kernels run.
         """
-        one, two = (self.question(replace(request, batch=n), gpu, None) for n in (1, 2))
-        profile, place = one.profile, place_by_sample(one.sizes)
-        family, point = self.traced_family(one)
-        trace = family.at(point)
-        if len(trace.events) <= LONG_TRACE:
+        first = self.question(request, gpu, ("batch",))
+        family, _ = self.traced_family(first)
+        if "batch" in family.axes:
             return False
-        if place not in profile.barren_places:
-            known_family = self._known_family(profile, two)
-            if known_family is not None and "batch" in known_family[0].axes:
-                return False
-            fold = family.fold
-            other = self._tracer.steps(two, *((fold.stacks, fold.periods) if fold else ()))
-            if not goes_by_sample((trace, other), (1, 2)):
-                return False
-            profile.barren_places.add(place)
-            self._known_profiles.save_model(profile)
+        profile, place = first.profile, place_by_sample(first.sizes)
+        if place in profile.barren_places:
+            return True
+        # a batch of 1 has operators of its own
+        low = max(first.sizes["batch"], 2)
+        num_events = []
+        for batch in (low, low + 1):
+            question = self.question(replace(request, batch=batch), gpu, ("batch",))
+            known_family = self._known_family(profile, question)
+            if known_family is None and len(family.skeleton.events) <= LONG_TRACE:
+                known_family = self.traced_family(question)
+            if known_family is not None:
+                if "batch" in known_family[0].axes:
+                    return False
+                trace = known_family[0].skeleton
+            else:
+                trace = self._steps(question, family.fold)
+            num_events.append(len(trace.events))
+        if not goes_by_sample(num_events, (low, low + 1)):
+            return False
+        profile.barren_places.add(place)
+        self._known_profiles.save_model(profile)
         return True
 
     def _program(self, question: Question, family: Family, point: Point) -> Program:

@@ -40,7 +40,8 @@ _SHORT = 256
 """Tokens where a model names no length."""
 LONG_TRACE = 30_000
 """Events of a trace beyond which it takes seconds: at a large batch it may be minutes."""
-_BY_SAMPLE = 0.25
+_BY_SAMPLE = 0.05
+"""The share of a trace that is done so; less may be a few operators that are chosen by size."""
 _FEWEST = 3
 """Remainders, odd and even ones among them."""
 
@@ -107,17 +108,17 @@ class FamilySearch:
             axes = _narrower(axes)
 
     def _goes_by_sample(self, family: Family, centre_trace: Trace) -> bool:
-        """Whether the model goes by sample: seen at a batch that is known, else at a small one."""
+        """Whether the model goes by sample: seen at another batch, one that is known if any is."""
         sizes, mine = self.sizes, self.sizes["batch"]
         rest = _without_batch(sizes)
         for other in self.families:
             if (other.fold and other.fold.periods) != (family.fold and family.fold.periods):
                 continue
-            for point in other.points:
-                its_sizes = other.domain.sizes_at(point)
-                if its_sizes != sizes and _without_batch(its_sizes) == rest:
-                    batches = mine, its_sizes["batch"]
-                    return goes_by_sample((centre_trace, other.at(point)), batches)
+            for its_sizes in map(other.domain.sizes_at, other.points):
+                # a batch of 1 has operators of its own
+                if its_sizes["batch"] not in (1, mine) and _without_batch(its_sizes) == rest:
+                    num_events = len(centre_trace.events), len(other.skeleton.events)
+                    return goes_by_sample(num_events, (mine, its_sizes["batch"]))
         batch = 2 if mine > 2 else 3
         try:
             trace = self.trace_at({**sizes, "batch": batch})
@@ -125,7 +126,7 @@ class FamilySearch:
             raise  # that says nothing about the model
         except (MemestError, MemoryError, OverflowError):
             return False
-        return goes_by_sample((centre_trace, trace), (mine, batch))
+        return goes_by_sample((len(centre_trace.events), len(trace.events)), (mine, batch))
 
     def _axes(self, near_families: Sequence[Family], own: Family) -> tuple[str, ...]:
         """The sizes to vary: those asked for, and those in which questions differed before."""
@@ -214,12 +215,16 @@ def _without_batch(sizes: Sizes) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if name != "batch"}
 
 
-def goes_by_sample(traces: tuple[Trace, Trace], batches: tuple[int, int]) -> bool:
-    """Whether a model does much of its work sample by sample, as some towers do with their images.
+def goes_by_sample(num_events: Sequence[int], batches: tuple[int, int]) -> bool:
+    """Whether a model does part of its work sample by sample, as some towers do with their images.
 
     No two batches are alike then, and traces of large ones take minutes.
+
+    Args:
+        num_events: of a trace at each batch.
+        batches: two, larger than 1.
     """
-    one, other = (len(trace.events) for trace in traces)
+    one, other = num_events
     rise = (other - one) / (batches[1] - batches[0])
     return rise * batches[0] > _BY_SAMPLE * one
 

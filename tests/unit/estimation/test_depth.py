@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
+import memest
 from memest.catalog.resolve import resolve_model
 from memest.config.inputs import ModuleInputs
 from memest.config.options import setup_from_options
@@ -80,6 +82,13 @@ class Sizing(Tower):
         return x * torch.sigmoid(x) if number == 7 and x.shape[0] > 8 else x
 
 
+class BySample(Tower):
+    """One that does to each sample alone what others do to all."""
+
+    def between(self, number: int, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.sigmoid(each) for each in x.split(1)])
+
+
 class Hooking(Tower):
     """One whose eighth layer's gradient is written anew, which no forward shows."""
 
@@ -104,6 +113,23 @@ def test_layers_of_ones_own_are_folded() -> None:
     assert few.fold is not None
     assert len(few.trace.events) < len(whole.events) / 2
     assert unfold(few.trace, few.fold) == whole
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_model_that_goes_by_sample_is_not_tried_at_large_batches(
+    batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("profiles.family_search", "estimation.profiler"):
+        monkeypatch.setattr(f"memest.{module}.LONG_TRACE", 100)
+    said: list[str] = []
+    inputs = {"x": torch.empty(batch, WIDTH, device="meta")}
+    answer = memest.estimate(BySample(), inputs=inputs, gpu="t4", progress=said.append)
+    assert answer.max_batch is None
+    assert any("sample by sample" in note for note in answer.assumptions)
+    batches = {int(number) for line in said for number in re.findall(r"batch (\d+)", line)}
+    assert max(batches) <= 5
+    alike = memest.estimate(Tower(), inputs=inputs, gpu="t4")
+    assert alike.max_batch
 
 
 def larger(model: Tower) -> None:
@@ -238,6 +264,14 @@ SETUPS: tuple[tuple[str, dict[str, Any]], ...] = (
 @pytest.mark.parametrize(("model", "options"), SETUPS, ids=["qwen3", "bert", "t5"])
 def test_models_are_the_same_from_few_layers_and_whole(model: str, options: dict[str, Any]) -> None:
     few, whole = traced(model, batch=2, **options)
+    assert few.fold is not None
+    assert unfold(few.trace, few.fold) == whole
+
+
+@pytest.mark.slow
+def test_a_tower_with_windows_is_folded() -> None:
+    model = "Qwen/Qwen2.5-VL-3B-Instruct"
+    few, whole = traced(model, batch=1, seq_len=512, bf16=True, checkpointing="full")
     assert few.fold is not None
     assert unfold(few.trace, few.fold) == whole
 
