@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 from memest.config.installed import bitsandbytes_version, release
@@ -30,6 +31,8 @@ __all__ = ["BY_SHAPE", "OptimizerTraces"]
 _UPDATE_FIELDS = ("max_grad_norm", "master_weights", "loop")
 _OPTIONAL_FIELDS = ("optim_args", "optim_target_modules", "weight_decay")
 _MAX_PROGRAMS = 16
+_ROWS = 1 << 26
+"""Rows of a weight for which Adafactor may make a state: transformers makes it on the host."""
 BY_SHAPE = frozenset(("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor"))
 """Optimizers that do the same to weights of any size. Those of libraries may not: torchao and
 bitsandbytes keep small states whole."""
@@ -186,6 +189,8 @@ class OptimizerTraces:
             return False  # it was looked for, and there is none
         try:
             marks = marked_weights(weights)
+            if setup.optimizer == "adafactor" and any(prod(m.shape[:-1]) > _ROWS for m in marks):
+                raise NoRuleError
             rule = find_rule(trace, weights, self._trace(marks, setup, gpu, None), marks)
         except NoRuleError:
             self._rules[name] = None

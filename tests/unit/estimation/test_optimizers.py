@@ -271,3 +271,22 @@ def test_the_report_names_what_was_asked_of_the_optimizer():
     )  # fmt: skip
 
     assert "sgd_momentum_loop in backward, weight decay 0.1" in str(estimate)
+
+
+def test_adafactor_of_many_convolutions_takes_little_of_the_host():
+    """transformers makes its states on the host, and shapes that tell a rule are large ones."""
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(*(torch.nn.Conv2d(4, 4, 3, padding=1) for _ in range(60)))
+    made = []
+    real = torch.zeros
+
+    def zeros(*size, **options):
+        shape = size[0] if size and not isinstance(size[0], int) else size
+        made.append(torch.Size(shape).numel())
+        return real(*size, **options)
+
+    inputs = {"input": torch.empty(2, 4, 8, 8, device="meta")}
+    with mock.patch("torch.zeros", zeros):
+        memest.estimate(model, inputs=inputs, optim="adafactor")
+    assert made
+    assert max(made) < 1 << 27
