@@ -189,8 +189,8 @@ class OptimizerTraces:
             return False  # it was looked for, and there is none
         try:
             marks = marked_weights(weights)
-            if setup.optimizer == "adafactor" and any(prod(m.shape[:-1]) > _ROWS for m in marks):
-                raise NoRuleError
+            if setup.optimizer == "adafactor":
+                _check_rows(marks)
             rule = find_rule(trace, weights, self._trace(marks, setup, gpu, None), marks)
         except NoRuleError:
             self._rules[name] = None
@@ -221,6 +221,11 @@ class OptimizerTraces:
             weights = family.weights_at(family.numbers_at(point))
             entry = self._weights[key] = family, weights, _digest(weights)
         return entry[1], entry[2]
+
+
+def _check_rows(weights: tuple[Weight, ...]) -> None:
+    if any(prod(weight.shape[:-1]) > _ROWS for weight in weights):
+        raise NoRuleError
 
 
 def _rule_key(weights: tuple[Weight, ...], key: dict[str, Any]) -> dict[str, Any]:
