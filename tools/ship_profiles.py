@@ -58,12 +58,18 @@ _RANKS = (2, 4, 8, 16, 32, 64)
 _OPTIMIZERS = ("adamw_torch", "sgd", "adafactor", "adamw_bnb_8bit")
 _CHECKPOINTING = ("none", "full")
 _BF16 = {"bf16": True}
-_NO_TARGETS = frozenset("distilbert granite modernbert olmo2 olmo3 phi3 resnet smollm3 vit".split())
+_NO_TARGETS = frozenset(
+    "albert clip dinov2 distilbert gpt_oss granite mixtral modernbert mpnet olmo2 olmo3 phi3 "
+    "qwen3_moe resnet siglip smollm3 vit whisper".split()
+)
 """Architectures whose modules have to be named for adapters: peft knows no usual ones."""
-_NOT_CHECKPOINTED = frozenset(("resnet",))
+_NOT_CHECKPOINTED = frozenset(("albert", "mpnet", "resnet"))
+_NOT_FSDP = frozenset(("clip", "siglip"))
+"""Architectures that FSDP2 refuses as accelerate wraps them."""
 _LAYERS = {
     "bert": "BertLayer",
     "deberta-v2": "DebertaV2Layer",
+    "dinov2": "Dinov2Layer",
     "modernbert": "ModernBertEncoderLayer",
     "roberta": "RobertaLayer",
     "vit": "ViTLayer",
@@ -104,6 +110,8 @@ def questions(entry: CatalogueEntry) -> Iterator[Question]:
         if "lora_r" in options and entry.model_type in _NO_TARGETS:
             continue
         if options["checkpointing"] == "full" and entry.model_type in _NOT_CHECKPOINTED:
+            continue
+        if "fsdp" in options and entry.model_type in _NOT_FSDP:
             continue
         # a gradient scaler refuses gradients of float16
         if has_halves and options.get("fp16") and not {"zero", "lora_r"} & {*options}:
