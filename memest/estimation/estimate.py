@@ -77,8 +77,8 @@ def estimate(
         dims: what the letters of specifications are; ``B`` is the batch, ``S`` the length.
         model_args: arguments of a factory.
         trust_remote_code: run code that the model's repository brings.
-        max_batch: look for the largest batch when a GPU is named; not of a compiled model, which
-            would be compiled for each.
+        max_batch: look for the largest batch when a GPU is named; not of a model that would be
+            compiled or traced for each.
         snapshot: a file (.pickle or .json) that the predicted run is written to besides, in the
             structure of ``torch.cuda.memory._dump_snapshot``: as replayed, before a calibration
             profile corrects totals.
@@ -154,8 +154,8 @@ def answer(
     Args:
         profiler: of the model.
         request: the setup as it was asked for.
-        max_batch: look for the largest batch when a GPU is named; not of a compiled model, which
-            would be compiled for each.
+        max_batch: look for the largest batch when a GPU is named; not of a model that would be
+            compiled or traced for each.
         vary: sizes that further questions will change.
         common: say what it means for the GPUs that people have, where none is named.
         snapshot: a file that the run is written to besides.
