@@ -62,7 +62,7 @@ _NO_TARGETS = frozenset(
     "albert clip dinov2 distilbert gpt_oss granite mixtral modernbert mpnet olmo2 olmo3 phi3 "
     "qwen3_moe resnet siglip smollm3 vit whisper".split()
 )
-"""Architectures whose modules have to be named for adapters: peft knows no usual ones."""
+"""Architectures whose modules have to be named for adapters: peft knows or takes no usual ones."""
 _NOT_CHECKPOINTED = frozenset(("albert", "mpnet", "resnet"))
 _NOT_FSDP = frozenset(("clip", "siglip"))
 """Architectures that FSDP2 refuses as accelerate wraps them."""

@@ -21,6 +21,7 @@ from memest.app.views.what_if_parts import (
     timeline_tab,
 )
 from memest.app.words import plain
+from memest.config.installed import release
 from memest.errors import MemestError
 from memest.report.result import Estimate, GpuFit
 from memest.report.words import (
@@ -63,7 +64,8 @@ def show(question: ExplorerQuestion) -> None:
         full_answer = _lower(question, answer, pinned_answer, place)
     take_away(question, full_answer)
     # last, for it takes longest, and not where each change would be traced or compiled
-    if answer.gpu is not None and full_answer is not None and full_answer.max_batch is not None:
+    looked_for = full_answer is not None and full_answer.max_batch is not None
+    if answer.gpu is not None and (looked_for or release("torch") is None):
         with changes:
             suggestions_row(question)
 

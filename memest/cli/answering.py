@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memest.cli.console import Output, write_document, write_out
+from memest.config.installed import release
 from memest.config.options import no_gpu, read_size, read_whole
 from memest.config.setup import choose
 from memest.errors import ConfigError, MemestError
@@ -158,7 +159,7 @@ def _show_tips(model: str, options: Mapping[str, Any], answer: Estimate, output:
 
     if answer.verdict not in (Verdict.DOES_NOT_FIT, Verdict.TIGHT, Verdict.RELEASES_CACHE):
         return
-    if answer.gpu is not None and answer.max_batch is None:
+    if answer.gpu is not None and answer.max_batch is None and release("torch") is not None:
         return  # nor is the largest batch looked for: each change would be traced, or compiled
     from memest.search.suggest import suggest
 

@@ -37,6 +37,7 @@ from memest.profiles.cache import Store, digest_of
 from memest.profiles.family import Family, Point, single_trace_family
 from memest.profiles.family_search import (
     LONG_TRACE,
+    SMALL_BATCHES,
     FamilySearch,
     answers_for,
     goes_by_sample,
@@ -249,7 +250,8 @@ class Profiler:
         vary, sizes = question.vary, question.sizes
         if vary is None or (known_family and answers_for(known_family[0], vary, sizes)):
             return family
-        if not known_family and vary and family[0].fold is not None:
+        by_sample = place_by_sample(sizes) in profile.barren_places
+        if not known_family and vary and family[0].fold is not None and not by_sample:
             # few layers cost little: the next question is mostly about another length or rank
             question = replace(question, vary=tuple(dict.fromkeys((*vary, "seq_len", "lora_r"))))
         return self._grow(question, family)
@@ -444,32 +446,32 @@ class Profiler:
             gpu: whose kernels run.
         """
         first = self.question(request, gpu, ("batch",))
+        if asks_for_gpu(first.setup):
+            return False  # no two batches are alike for another reason, and each is short
         family, _ = self.traced_family(first)
         if "batch" in family.axes:
             return False
-        profile, place = first.profile, place_by_sample(first.sizes)
-        if place in profile.barren_places:
-            return True
-        # a batch of 1 has operators of its own
-        low = max(first.sizes["batch"], 2)
+        places = first.profile.barren_places
+        for goes in (True, False):
+            if place_by_sample(first.sizes, goes) in places:
+                return goes
         num_events = []
-        for batch in (low, low + 1):
+        for batch in SMALL_BATCHES:
             question = self.question(replace(request, batch=batch), gpu, ("batch",))
-            known_family = self._known_family(profile, question)
+            known_family = self._known_family(first.profile, question)
             if known_family is None and len(family.skeleton.events) <= LONG_TRACE:
                 known_family = self.traced_family(question)
-            if known_family is not None:
-                if "batch" in known_family[0].axes:
-                    return False
-                trace = known_family[0].skeleton
-            else:
+            if known_family is None:
                 trace = self._steps(question, family.fold)
+            elif "batch" in known_family[0].axes:
+                return False
+            else:
+                trace = known_family[0].skeleton
             num_events.append(len(trace.events))
-        if not goes_by_sample(num_events, (low, low + 1)):
-            return False
-        profile.barren_places.add(place)
-        self._known_profiles.save_model(profile)
-        return True
+        goes = goes_by_sample(num_events)
+        places.add(place_by_sample(first.sizes, goes))
+        self._known_profiles.save_model(first.profile)
+        return goes
 
     def _program(self, question: Question, family: Family, point: Point) -> Program:
         """Micro-steps with the updates that go with them."""

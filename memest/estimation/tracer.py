@@ -63,15 +63,18 @@ def _known_reason(families: Sequence[Family], sizes: Sizes) -> str:
     What keeps its layers from being folded there keeps them here.
     """
 
-    def rest(sizes: Mapping[str, int]) -> dict[str, int]:
-        return {name: size for name, size in sizes.items() if name not in ("batch", "lora_r")}
+    def class_of(sizes: Mapping[str, int]) -> dict[str, int]:
+        rest = {name: size for name, size in sizes.items() if name not in ("batch", "lora_r")}
+        return {**rest, "alone": sizes.get("batch") == 1}  # whose operators are others
 
     reasons = (
         family.whole_because
         for family in families
         if family.fold is None
         and family.whole_because != _ASKED_FOR
-        and any(rest(family.domain.sizes_at(point)) == rest(sizes) for point in family.points)
+        and any(
+            class_of(family.domain.sizes_at(point)) == class_of(sizes) for point in family.points
+        )
     )
     return next(filter(None, reasons), "")
 

@@ -24,6 +24,7 @@ from memest.profiles.known_profiles import same_kernels, traces_in
 
 __all__ = [
     "LONG_TRACE",
+    "SMALL_BATCHES",
     "FamilySearch",
     "across",
     "answers_for",
@@ -40,6 +41,8 @@ _SHORT = 256
 """Tokens where a model names no length."""
 LONG_TRACE = 30_000
 """Events of a trace beyond which it takes seconds: at a large batch it may be minutes."""
+SMALL_BATCHES = (2, 3)
+"""Where it is seen whether a model goes by sample; a batch of 1 has operators of its own."""
 _BY_SAMPLE = 0.05
 """The share of a trace that is done so; less may be a few operators that are chosen by size."""
 _FEWEST = 3
@@ -85,11 +88,13 @@ class FamilySearch:
         centre_trace = family.at(point)
         axes = self._axes(near_families, family)
         if "batch" in axes and len(centre_trace.events) > LONG_TRACE:
-            place = place_by_sample(self.sizes)
-            if place not in self.barren_places and self._goes_by_sample(family, centre_trace):
-                self.barren_places.add(place)
+            if not self.barren_places & {
+                place_by_sample(self.sizes, goes) for goes in (True, False)
+            }:
+                goes = self._goes_by_sample(family, centre_trace)
+                self.barren_places.add(place_by_sample(self.sizes, goes))
                 yield None
-            if place in self.barren_places:
+            if place_by_sample(self.sizes) in self.barren_places:
                 axes = tuple(axis for axis in axes if axis != "batch")
                 if {*axes} <= {*family.axes}:
                     return  # that family is the one that is to be had
@@ -108,25 +113,24 @@ class FamilySearch:
             axes = _narrower(axes)
 
     def _goes_by_sample(self, family: Family, centre_trace: Trace) -> bool:
-        """Whether the model goes by sample: seen at another batch, one that is known if any is."""
-        sizes, mine = self.sizes, self.sizes["batch"]
-        rest = _without_batch(sizes)
+        """Whether the model goes by sample: seen at two small batches."""
+        known = {self.sizes["batch"]: len(centre_trace.events)}
         for other in self.families:
-            if (other.fold and other.fold.periods) != (family.fold and family.fold.periods):
-                continue
-            for its_sizes in map(other.domain.sizes_at, other.points):
-                # a batch of 1 has operators of its own
-                if its_sizes["batch"] not in (1, mine) and _without_batch(its_sizes) == rest:
-                    num_events = len(centre_trace.events), len(other.skeleton.events)
-                    return goes_by_sample(num_events, (mine, its_sizes["batch"]))
-        batch = 2 if mine > 2 else 3
-        try:
-            trace = self.trace_at({**sizes, "batch": batch})
-        except MissingDependencyError:
-            raise  # that says nothing about the model
-        except (MemestError, MemoryError, OverflowError):
-            return False
-        return goes_by_sample((len(centre_trace.events), len(trace.events)), (mine, batch))
+            if (other.fold and other.fold.periods) == (family.fold and family.fold.periods):
+                for sizes in map(other.domain.sizes_at, other.points):
+                    if _without_batch(sizes) == _without_batch(self.sizes):
+                        known[sizes["batch"]] = len(other.skeleton.events)
+        num_events = []
+        for batch in SMALL_BATCHES:
+            if batch not in known:
+                try:
+                    known[batch] = len(self.trace_at({**self.sizes, "batch": batch}).events)
+                except MissingDependencyError:
+                    raise  # that says nothing about the model
+                except (MemestError, MemoryError, OverflowError):
+                    return False
+            num_events.append(known[batch])
+        return goes_by_sample(num_events)
 
     def _axes(self, near_families: Sequence[Family], own: Family) -> tuple[str, ...]:
         """The sizes to vary: those asked for, and those in which questions differed before."""
@@ -206,27 +210,25 @@ class FamilySearch:
         return grow(sizes, ranges, traces, self.trace_at, tied=tied)
 
 
-def place_by_sample(sizes: Sizes) -> str:
-    """What stands among barren places where a model goes by sample."""
-    return digest_of(["by sample", _without_batch(sizes)])
+def place_by_sample(sizes: Sizes, goes: bool = True) -> str:
+    """What stands among barren places of a model that goes by sample, or does not."""
+    return digest_of(["by sample" if goes else "not by sample", _without_batch(sizes)])
 
 
 def _without_batch(sizes: Sizes) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if name != "batch"}
 
 
-def goes_by_sample(num_events: Sequence[int], batches: tuple[int, int]) -> bool:
+def goes_by_sample(num_events: Sequence[int]) -> bool:
     """Whether a model does part of its work sample by sample, as some towers do with their images.
 
     No two batches are alike then, and traces of large ones take minutes.
 
     Args:
-        num_events: of a trace at each batch.
-        batches: two, larger than 1.
+        num_events: of a trace at each of the ``SMALL_BATCHES``.
     """
-    one, other = num_events
-    rise = (other - one) / (batches[1] - batches[0])
-    return rise * batches[0] > _BY_SAMPLE * one
+    (few, more), (one, other) = SMALL_BATCHES, num_events
+    return (other - one) / (more - few) * more > _BY_SAMPLE * other
 
 
 def _narrower(axes: tuple[str, ...]) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ class Suggestion(Document):
         device_bytes: its expected device peak.
         gain_bytes: what it saves of the device peak.
         relative_time: estimated time of a sample over that without it; None where it is not
-            comparable, because other GPUs share the work.
+            comparable, because other GPUs share the work, and of pipelines.
         changes_training: what makes the training another one; empty where it is only a matter of
             memory and time.
     """

@@ -323,6 +323,13 @@ def _wrap(text: str, indent: str = "") -> list[str]:
     return textwrap.wrap(text, _TEXT, initial_indent=indent, subsequent_indent=indent)
 
 
+_NO_CHANGE = {
+    Verdict.FITS: "No larger micro-batch is known to fit",
+    Verdict.CANNOT_SAY: "No change is known that tells whether it fits",
+}
+_NONE_TRIED = "No change that is tried would change the verdict on"
+
+
 def suggestion_parts(suggestions: Suggestions, page: Page) -> Iterator[RenderableType]:
     """A table of the changes, or a sentence where there are none."""
     card = f"{suggestions.gpu} ({format_size(suggestions.usable_bytes)} usable)"
@@ -336,7 +343,7 @@ def suggestion_parts(suggestions: Suggestions, page: Page) -> Iterator[Renderabl
         yield Text(f"{head} on {card}", style="bold")
         yield _changes_table(suggestions.changes, page)
     elif suggestions.closest is None:
-        yield Text(f"No change that is tried would change the verdict on {card}.")
+        yield Text(f"{_NO_CHANGE.get(suggestions.verdict, _NONE_TRIED)} {card}.")
     else:
         miss = format_size(suggestions.miss_bytes)
         yield Text(f"Nothing that is tried makes it fit {card}. {miss} too little with", "bold")

@@ -198,7 +198,7 @@ def _compare(probes: list[tuple[str, Probe, dict[str, Any]]], *, max_batch: bool
             why = "the options say it already, or the model has no such size"
             notes[f"{name} changes nothing: {why}."] = None
     samples = {scenario.effective_batch for scenario in scenarios}
-    if len(samples) > 1:
+    if all_timed and len(samples) > 1:
         notes["scenarios differ in samples per optimizer step: time is compared by sample."] = None
     notes.update(dict.fromkeys(notes_of_each({s.name: s.estimate.notes for s in scenarios})))
     basis = probes[0][1].time_basis(scenarios[0].estimate.setup) if all_timed else NOT_TIMED

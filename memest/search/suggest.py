@@ -154,18 +154,18 @@ class _Search:
         self.base = self.probe.estimate()
         self._room = self.base.gpu.usable_bytes if self.base.gpu else 0
         # nothing surely fits that does more than is priced
-        self._best = Verdict.CANNOT_SAY if self.base.setup.unpriced else Verdict.FITS
+        self._best = {Verdict.FITS, *([Verdict.CANNOT_SAY] if self.base.setup.unpriced else ())}
 
     def changes(self, count: int) -> tuple[tuple[Suggestion, ...], Suggestion | None]:
         """Those that were found, and the closest where none of them makes the run fit."""
         if self.base.verdict is Verdict.FITS:
             larger = self._larger_batch()
             return ((larger,) if larger is not None else ()), None
-        if self.base.verdict is Verdict.CANNOT_SAY:
+        if self.base.verdict is Verdict.CANNOT_SAY and self.base.setup.unpriced:
             return (), None  # what is not priced may still not fit, whatever else changes
         tried: list[tuple[_Change, Suggestion]] = []
         for ways in self._kinds():
-            found = {change.kind for change, made in tried if made.verdict is self._best}
+            found = {change.kind for change, made in tried if made.verdict in self._best}
             if len(found) >= count:
                 break
             for change in ways:
@@ -173,7 +173,7 @@ class _Search:
                 if made is None:
                     continue
                 tried.append((change, made))
-                if made.verdict is self._best:
+                if made.verdict in self._best:
                     break
         useful = [each for each in tried if self._is_better(each[1].verdict)]
         best: dict[str, Suggestion] = {}
@@ -181,14 +181,19 @@ class _Search:
             best.setdefault(change.kind, made)
         if best:
             return tuple(best.values())[:count], None
-        rest = [made for _, made in tried if made.verdict is Verdict.DOES_NOT_FIT]
+        misses = self.base.verdict is Verdict.DOES_NOT_FIT
+        rest = [
+            made
+            for _, made in tried
+            if misses and made.verdict is Verdict.DOES_NOT_FIT and made.gain_bytes > 0
+        ]
         return (), min(rest, key=lambda made: made.device_bytes, default=None)
 
     def _is_better(self, verdict: Verdict) -> bool:
         """Whether a verdict is one to hope for: a run that is tight already must surely fit."""
         if self.base.verdict is Verdict.DOES_NOT_FIT:
             return verdict is not Verdict.DOES_NOT_FIT
-        return verdict is self._best
+        return verdict in self._best
 
     # -- what is tried
 

@@ -331,3 +331,11 @@ def test_the_rank_is_a_size(options: dict[str, Any]) -> None:
     family, point = profiler.family(other)
     assert profiler.traces_made == made
     assert family.at(point) == profiler._tracer.steps(other)
+
+
+@pytest.mark.slow
+def test_losses_in_chunks_are_not_work_by_sample() -> None:
+    answer = memest.estimate(
+        "EleutherAI/pythia-14m", batch=2, seq_len=512, fused_loss="trl-chunked", gpu_memory="1GiB"
+    )
+    assert answer.max_batch

@@ -97,3 +97,22 @@ def test_what_makes_a_pipeline_fit_is_said_without_its_time() -> None:
     assert found.verdict is not Verdict.FITS
     assert found.changes
     assert all(change.relative_time is None for change in found.changes)
+
+
+def test_what_only_may_take_less_is_made_to_fit_surely() -> None:
+    said = ("lengths are shorter",)
+    found = memest.suggest("bert-large-uncased", overpriced=said, **BERT)
+    assert found.verdict is Verdict.CANNOT_SAY
+    assert found.changes
+    assert all(change.verdict is Verdict.FITS for change in found.changes)
+
+
+def test_the_closest_takes_less_than_the_run() -> None:
+    """A run that is tight has none: it is nearer itself than what would not fit."""
+    for memory in ("350MiB", "500MiB"):
+        found = memest.suggest(
+            "EleutherAI/pythia-14m", batch=1, qlora=True, lora_r=8, bf16=True, gpu_memory=memory
+        )
+        if found.closest is not None:
+            assert found.verdict is Verdict.DOES_NOT_FIT
+            assert found.closest.gain_bytes > 0
