@@ -59,11 +59,11 @@ _OPTIMIZERS = ("adamw_torch", "sgd", "adafactor", "adamw_bnb_8bit")
 _CHECKPOINTING = ("none", "full")
 _BF16 = {"bf16": True}
 _NO_TARGETS = frozenset(
-    "albert clip dinov2 distilbert gpt_oss granite mixtral modernbert mpnet olmo2 olmo3 phi3 "
+    "clip dinov2 distilbert gpt_oss granite mixtral modernbert olmo2 olmo3 phi3 "
     "qwen3_moe resnet siglip smollm3 vit whisper".split()
 )
 """Architectures whose modules have to be named for adapters: peft knows or takes no usual ones."""
-_NOT_CHECKPOINTED = frozenset(("albert", "mpnet", "resnet"))
+_NOT_CHECKPOINTED = frozenset(("resnet",))
 _NOT_FSDP = frozenset(("clip", "siglip"))
 """Architectures that FSDP2 refuses as accelerate wraps them."""
 _LAYERS = {
@@ -158,6 +158,9 @@ def _asked_first(entry: CatalogueEntry) -> Iterator[Question]:
                 more["fsdp_wrap"] = [_LAYERS[entry.model_type]]
             yield Question(options=more, gpus=NEW[:1], updates=True)
     if is_small:
+        for precision in ({"fp16": True}, {}):
+            run = {**precision, "checkpointing": "none", "num_gpus": 2}
+            yield Question(options=run, gpus=(*NEW, *OLD))
         for how in ({"zero": 2}, {"zero": 3}):
             run = {"fp16": True, "checkpointing": "none", **how, "num_gpus": 2}
             yield Question(options=run, gpus=(NEW[0], *OLD))
@@ -169,7 +172,8 @@ def _asked_first(entry: CatalogueEntry) -> Iterator[Question]:
             more = {**run, "lora_r": 16, "optim": "adamw_torch"}
             yield Question(options=more, gpus=NEW[:1], updates=True)
         if entry.auto_class == "AutoModelForCausalLM" and checkpointing == "full":
-            yield Question(options={**run, "qlora": True, "lora_r": 16}, single=True)
+            for four_bits in ("qlora", "load_in_4bit"):
+                yield Question(options={**run, four_bits: True, "lora_r": 16}, single=True)
     if entry.auto_class == "AutoModelForCausalLM" and num_parameters < _ON_T4:
         run = {"fp16": True, "checkpointing": "full", "qlora": True, "lora_r": 16}
         yield Question(options=run, gpus=OLD, single=True)

@@ -181,12 +181,9 @@ class _Search:
             best.setdefault(change.kind, made)
         if best:
             return tuple(best.values())[:count], None
-        misses = self.base.verdict is Verdict.DOES_NOT_FIT
-        rest = [
-            made
-            for _, made in tried
-            if misses and made.verdict is Verdict.DOES_NOT_FIT and made.gain_bytes > 0
-        ]
+        if self.base.verdict is not Verdict.DOES_NOT_FIT:
+            return (), None
+        rest = [made for _, made in tried if made.gain_bytes > 0]
         return (), min(rest, key=lambda made: made.device_bytes, default=None)
 
     def _is_better(self, verdict: Verdict) -> bool:
