@@ -13,19 +13,20 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import streamlit as st
 
 import memest
 from memest.app.question import ExplorerQuestion
-from memest.app.uploads import calibration_files, check_question
+from memest.app.uploads import calibration_files, check_question, kept_config
 from memest.app.words import plain
-from memest.errors import MemestError
+from memest.catalog.gpus import COMMON_GPUS
+from memest.errors import MemestError, NotKnownError
 from memest.report.findings import Advice, Comparison
 from memest.report.max_batch_result import MaxBatch
-from memest.report.result import Estimate
+from memest.report.result import Estimate, GpuFit
 from memest.report.suggestions import Suggestions
 from memest.search.points import Sweep
 from memest.search.profile import Profile
@@ -33,6 +34,7 @@ from memest.search.profile import Profile
 __all__ = [
     "advice",
     "attempt",
+    "cards",
     "comparison",
     "estimate",
     "largest",
@@ -135,6 +137,12 @@ def suggestions(question: ExplorerQuestion) -> Suggestions:
     return found
 
 
+def cards(question: ExplorerQuestion) -> tuple[GpuFit, ...]:
+    """The question on the cards that people have, as far as that needs no trace."""
+    fits: tuple[GpuFit, ...] = _cached_answer("cards", question, (), _calibrations_on_disk())
+    return fits
+
+
 @st.cache_data(show_spinner=False, max_entries=_KEPT_ANSWERS)
 def _cached_answer(
     kind: str,
@@ -144,20 +152,49 @@ def _cached_answer(
 ) -> Any:
     """An answer, made once as long as the calibrations on disk stay the same."""
     check_question(question, arguments if kind == "comparison" else ())
+    if not question.upload:
+        return _answer(kind, question.model, question, arguments)
+    path = str(kept_config(question.upload))
+    try:
+        return _renamed(_answer(kind, path, question, arguments), path, question.model)
+    except MemestError as error:
+        raise type(error)(str(error).replace(path, question.model)) from None
+
+
+def _renamed(value: Any, path: str, name: str) -> Any:
+    """An answer in which an upload is called by its file's name, wherever its copy's path is."""
+    if isinstance(value, str):
+        return value.replace(path, name)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_renamed(part, path, name) for part in value)
+    if isinstance(value, dict):
+        return {key: _renamed(part, path, name) for key, part in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {part.name: getattr(value, part.name) for part in fields(value) if part.init}
+        named = {key: _renamed(part, path, name) for key, part in parts.items()}
+        changed = {key: part for key, part in named.items() if part != parts[key]}
+        return replace(value, **changed) if changed else value
+    return value
+
+
+def _answer(kind: str, model: str, question: ExplorerQuestion, arguments: tuple[Any, ...]) -> Any:
+    """What the library answers; ``model`` is the reference that it is asked by."""
     options, say = dict(question.options), _shared_state().say
     if kind == "estimate":
-        return _estimate(question, max_batch=arguments[0])
+        return _estimate(model, question, max_batch=arguments[0])
+    if kind == "cards":
+        return _cards(model, question)
     if kind == "sweep":
-        return memest.sweep(question.model, dict(arguments), progress=say, **options)
+        return memest.sweep(model, dict(arguments), progress=say, **options)
     if kind == "largest":
-        return memest.max_batch(question.model, progress=say, **options)
+        return memest.max_batch(model, progress=say, **options)
     if kind == "comparison":
-        return memest.compare(question.model, arguments, progress=say, **options)
+        return memest.compare(model, arguments, progress=say, **options)
     if kind == "suggestions":
         gpu = question.gpus[0] if question.gpus else None
-        return memest.suggest(question.model, progress=say, **{**options, "gpu": gpu})
+        return memest.suggest(model, progress=say, quick=True, **{**options, "gpu": gpu})
     return memest.advise(
-        question.model,
+        model,
         effective_batch=arguments[0],
         any_precision=arguments[1],
         progress=say,
@@ -165,28 +202,35 @@ def _cached_answer(
     )
 
 
-def _estimate(question: ExplorerQuestion, *, max_batch: bool) -> Estimate:
+def _estimate(model: str, question: ExplorerQuestion, *, max_batch: bool) -> Estimate:
     """An estimate by the model's one profile; while that traces, by what is on disk already."""
-    setup, place, lock = question.setup, question.place, _shared_state().lock(question.model)
+    setup, place, lock = question.setup, question.place, _shared_state().lock(model)
     if not lock.acquire(blocking=False):
         try:
-            disk_profile = memest.profile(question.model, progress=_needs_a_trace)
-            return disk_profile.estimate(setup, max_batch=max_batch, **place)
-        except _NeedsATraceError:
+            disk_profile = memest.profile(model)
+            with disk_profile.known_alone():
+                return disk_profile.estimate(setup, max_batch=max_batch, **place)
+        except NotKnownError:
             _shared_state().say("waiting for a trace of this model")
             lock.acquire()
     try:
-        return _profile(question.model).estimate(setup, max_batch=max_batch, **place)
+        return _profile(model).estimate(setup, max_batch=max_batch, **place)
     finally:
         lock.release()
 
 
-class _NeedsATraceError(Exception):
-    """What is on disk does not answer."""
-
-
-def _needs_a_trace(text: str) -> None:
-    raise _NeedsATraceError(text)
+def _cards(model: str, question: ExplorerQuestion) -> tuple[GpuFit, ...]:
+    """A card whose kernels ask for a trace of their own, or that cannot run this, is left out."""
+    setup, fits = question.setup, []
+    place = {name: value for name, value in question.place.items() if name == "device_context"}
+    with _shared_state().lock(model):
+        profile = _profile(model)
+        for gpu in COMMON_GPUS:
+            with contextlib.suppress(MemestError), profile.known_alone():
+                spot = profile.spot(setup, gpu=[gpu], **place)
+                if spot.gpu is not None:
+                    fits.append(spot.gpu)
+    return tuple(fits)
 
 
 def _calibrations_on_disk() -> tuple[tuple[str, int], ...]:

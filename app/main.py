@@ -10,10 +10,12 @@ import pandas  # noqa: ICN001, F401
 import pyarrow  # noqa: ICN001, F401
 import streamlit as st
 
+from memest.app.asking import ask
 from memest.app.charts import disable_validation
+from memest.app.hero import STYLE
+from memest.app.link import asked, open_link, write_link
 from memest.app.question import ExplorerQuestion
-from memest.app.sidebar import ask
-from memest.app.theme import ICON
+from memest.app.theme import ICON, PAGE_STYLE
 from memest.app.views import (
     accuracy,
     advise,
@@ -23,58 +25,44 @@ from memest.app.views import (
     how_it_works,
     what_if,
 )
-from memest.config.option_table import OPTIONS
 
 __all__ = ["PAGES", "run"]
 
 View = Callable[[ExplorerQuestion], None]
 
+FIRST = "what-if"
 PAGES: dict[str, tuple[str, str, View]] = {
-    "what-if": ("What-if", ":material/tune:", what_if.show),
+    FIRST: ("Will it fit?", ":material/memory:", what_if.show),
     "fit-map": ("Fit map", ":material/grid_on:", fit_map.show),
     "compare": ("Compare", ":material/compare_arrows:", compare.show),
     "advise": ("Advise", ":material/lightbulb:", advise.show),
-    "accuracy": ("Accuracy", ":material/target:", accuracy.show),
     "calibration": ("Calibration", ":material/straighten:", calibration.show),
+    "accuracy": ("Accuracy", ":material/target:", accuracy.show),
     "how-it-works": ("How it works", ":material/school:", how_it_works.show),
 }
 """Title, icon and content of each page, by its path in the URL."""
 
 
-def run(default: str = "what-if") -> None:
+def run(default: str = FIRST) -> None:
     """Draw the page that the browser asks for.
 
     Args:
         default: the page without a path.
     """
     disable_validation()
-    st.set_page_config(page_title="memest", page_icon=ICON, layout="wide")
-    questions: list[ExplorerQuestion] = []
+    st.set_page_config(page_title="memest: will it fit?", page_icon=ICON, layout="wide")
+    st.html(f"<style>{PAGE_STYLE}{STYLE}</style>")
 
     def page(view: View) -> Callable[[], None]:
-        def draw() -> None:
-            view(questions[0])
-
-        return draw
+        return lambda: view(asked())
 
     pages = [
         st.Page(page(view), title=title, icon=icon, url_path=path, default=path == default)
         for path, (title, icon, view) in PAGES.items()
     ]
     current_page = st.navigation(pages, position="top")
-    _keep_link(current_page.url_path)
-    questions.append(ask())
+    path = current_page.url_path or default
+    open_link(path)
+    ask(with_presets=path == FIRST)
+    write_link()
     current_page.run()
-
-
-def _keep_link(path: str) -> None:
-    """Write the shared inputs into the URL again when another page is opened: links have none."""
-    before = st.session_state.get("page_before")
-    st.session_state.page_before = path
-    if before in (None, path):
-        return
-    for option in OPTIONS:
-        if option.name in st.session_state:
-            st.session_state[option.name] = st.session_state[option.name]
-    if "model" in st.session_state:
-        st.session_state.model = st.session_state.model

@@ -2,19 +2,58 @@
 
 from __future__ import annotations
 
+import enum
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from memest.config.option import Kind
+from memest.config.option import Kind, Option, Panel
 from memest.config.option_table import OPTIONS, PLACE
-from memest.config.options import find_option, setup_from_options
+from memest.config.options import read_bool, read_whole, setup_from_options
 from memest.config.setup import Setup
 from memest.config.spelling import command_words, python_snippet, read_scenario, write_scenario
 from memest.errors import ConfigError
 
-__all__ = ["ExplorerQuestion"]
+__all__ = ["METHODS", "ExplorerQuestion", "default_of"]
+
+METHODS = ("Full", "LoRA", "QLoRA")
+"""What trains: all weights, or adapters, beside a base of 4 bits or not."""
+_RANK = 16
+_OF_ADAPTERS = tuple(
+    option.name for option in OPTIONS if option.panel in (Panel.ADAPTERS, Panel.QUANTIZATION)
+)
+_MAKES_ADAPTERS = ("adapter", "peft", "lora_r", "use_dora", "use_rslora", "num_virtual_tokens")
+_PRECISIONS = ("fp16", "bf16")
+_UPLOAD_MARK = "#"
+
+
+def default_of(option: Option) -> Any:
+    """The value of an option that was not given, as text or a number; None where there is none."""
+    setup = Setup()
+    owner = setup.distributed if option.field == "distributed" else setup
+    value = getattr(owner, option.name if owner is not setup else option.field, None)
+    return value.value if isinstance(value, enum.Enum) else value
+
+
+def _plain(option: Option, value: Any) -> Any:
+    """A value in the type that widgets have for it; None where that is what is meant anyway."""
+    if value in (None, (), "", []):
+        return None
+    if option.kind is Kind.LIST:
+        return (value,) if isinstance(value, str) else tuple(value)
+    if option.kind is Kind.WHOLE:
+        value = read_whole(option.flags[0], value)
+    elif option.kind is Kind.NUMBER:
+        try:
+            value = float(value)
+        except ValueError:
+            raise ConfigError(f"{option.flags[0]} {value!r} is not a number.") from None
+    elif option.kind is Kind.SWITCH:
+        value = read_bool(option.flags[0], value) or None
+    elif option.kind is Kind.EITHER:
+        return read_bool(option.flags[0], value)
+    return None if value == default_of(option) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +61,58 @@ class ExplorerQuestion:
     """One question.
 
     Attributes:
-        model: the reference, as ``memest estimate`` takes it.
+        model: the reference, as ``memest estimate`` takes it; of an upload the name of its file.
         options: what was given, by the options' keywords, in the order of the table.
+        upload: of an upload, the name of the copy that was kept; empty for other models.
     """
 
     model: str
     options: tuple[tuple[str, Any], ...] = ()
+    upload: str = ""
 
     @classmethod
-    def of(cls, model: str, options: Mapping[str, Any]) -> ExplorerQuestion:
-        """A question from options in any order; what is None was not given."""
-        names = [option.name for option in OPTIONS]
-        items = ((name, options[name]) for name in names if options.get(name) not in (None, ()))
-        return cls(model, tuple(items))
+    def of(cls, model: str, options: Mapping[str, Any], upload: str = "") -> ExplorerQuestion:
+        """A question from options in any order; what is None, or the default, was not given.
+
+        Raises:
+            ConfigError: a value that is no number, where one belongs.
+        """
+        given = dict(options)
+        for precision in _PRECISIONS:
+            if given.pop(precision, None):
+                given["precision"] = precision
+        items = []
+        for option in OPTIONS:
+            value = _plain(option, given.get(option.name))
+            if value is not None:
+                items.append((option.name, value))
+        return cls(model, tuple(items), upload)
+
+    def check_values(self) -> None:
+        """See to it that each value is legal.
+
+        Raises:
+            ConfigError: one is not.
+        """
+        assert self.setup
+
+    @property
+    def method(self) -> str:
+        """Which of :data:`METHODS` it asks about."""
+        names = {name for name, _ in self.options}
+        if "qlora" in names:
+            return "QLoRA"
+        return "LoRA" if names.intersection(_MAKES_ADAPTERS) else "Full"
+
+    def with_method(self, method: str) -> ExplorerQuestion:
+        """The question about another of :data:`METHODS`."""
+        if method == self.method:
+            return self
+        if method == "Full":
+            return self.without(*_OF_ADAPTERS)
+        rank = dict(self.options).get("lora_r", _RANK)
+        changes: dict[str, Any] = {"lora_r": rank, "qlora": method == "QLoRA" or None}
+        return self.with_options(**changes)
 
     @property
     def setup(self) -> Setup:
@@ -58,13 +136,11 @@ class ExplorerQuestion:
 
     def without(self, *names: str) -> ExplorerQuestion:
         """The question without some options."""
-        return ExplorerQuestion(
-            self.model, tuple(item for item in self.options if item[0] not in names)
-        )
+        return replace(self, options=tuple(item for item in self.options if item[0] not in names))
 
     def with_options(self, **changes: Any) -> ExplorerQuestion:
         """The question with some options changed."""
-        return ExplorerQuestion.of(self.model, {**dict(self.options), **changes})
+        return ExplorerQuestion.of(self.model, {**dict(self.options), **changes}, self.upload)
 
     def words(self, command: str) -> list[str]:
         """The command line, word by word."""
@@ -80,7 +156,8 @@ class ExplorerQuestion:
 
     def short(self) -> str:
         """The question as one line of text: the model, then a scenario."""
-        return f"{shlex.quote(self.model)} {write_scenario(dict(self.options))}".rstrip()
+        model = f"{self.model}{_UPLOAD_MARK}{self.upload}" if self.upload else self.model
+        return f"{shlex.quote(model)} {write_scenario(dict(self.options))}".rstrip()
 
     @classmethod
     def from_short(cls, text: str) -> ExplorerQuestion:
@@ -93,10 +170,5 @@ class ExplorerQuestion:
             model, *words = shlex.split(text) or [""]
         except ValueError as error:
             raise ConfigError(f"{text!r} cannot be read as a scenario: {error}.") from None
-        if not words:
-            return cls(model)
-        options = read_scenario(shlex.join(words))
-        for name, value in options.items():
-            if find_option(name).kind is Kind.LIST and not isinstance(value, tuple):
-                options[name] = (value,)
-        return cls.of(model, options)
+        model, _, upload = model.partition(_UPLOAD_MARK)
+        return cls.of(model, read_scenario(shlex.join(words)) if words else {}, upload)

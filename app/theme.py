@@ -8,7 +8,14 @@ from memest.app.uploads import MAX_EXPORT_BYTES
 from memest.report.parts import COLOURS
 from memest.units import MIB
 
-__all__ = ["ICON", "VERDICT_COLOURS", "VERDICT_ICONS", "launch_options"]
+__all__ = [
+    "ICON",
+    "PAGE_STYLE",
+    "VERDICT_COLOURS",
+    "VERDICT_ICONS",
+    "VERDICT_INKS",
+    "launch_options",
+]
 
 ICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32">'
@@ -25,6 +32,15 @@ VERDICT_COLOURS = {
     "does not fit": "red",
     "no GPU named": "gray",
 }
+VERDICT_INKS = {
+    "fits": "light-dark(#0b6b2d, #4cc26a)",
+    "fits by releasing cache": "light-dark(#7a4f00, #e3b341)",
+    "tight": "light-dark(#7a4f00, #e3b341)",
+    "cannot say": "light-dark(#5b30a6, #b794f4)",
+    "does not fit": "light-dark(#b3161f, #ff7b72)",
+    "no GPU named": "inherit",
+}
+"""Colours of verdicts as text: AA on the backgrounds of both themes."""
 VERDICT_ICONS = {
     "fits": ":material/check_circle:",
     "fits by releasing cache": ":material/warning:",
@@ -33,6 +49,23 @@ VERDICT_ICONS = {
     "does not fit": ":material/cancel:",
     "no GPU named": ":material/help:",
 }
+PAGE_STYLE = """
+.stMainBlockContainer {padding:4.1rem 2rem 3rem; max-width:84rem}
+.stVerticalBlock {gap:.5rem}
+.st-key-all_options {margin-top:1.72rem}
+.st-key-chips button {min-height:1.7rem; padding:0 .7rem; border-radius:1rem}
+.st-key-chips button p {font-size:.82rem}
+.mm-title {display:flex; align-items:baseline; gap:.2rem 1.2rem; flex-wrap:wrap}
+.mm-title h1 {font-size:1.7rem; font-weight:750; padding:0; margin:0; line-height:1.2}
+.mm-title p {margin:0; font-size:.9rem}
+.mm-title a {color:inherit; opacity:.85}
+.st-key-changes .stButton button {min-height:2.1rem}
+@media (max-width: 640px) {.stMainBlockContainer {padding:4rem 1rem 2rem}
+  .st-key-all_options {margin-top:0} .st-key-sizes .stColumn {min-width:40%}
+  [data-testid=stLayoutWrapper]:has(> .st-key-tuning) {order:1}
+  [data-testid=stLayoutWrapper]:has(> .st-key-behind) {order:2}}
+"""
+"""What Streamlit has no option for: less air above the question, a title beside its one line."""
 MAX_UPLOAD_MB = MAX_EXPORT_BYTES // MIB
 
 _OPTIONS = {

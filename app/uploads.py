@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +18,7 @@ from memest.catalog.resolve import leads_to_file, resolve_model
 from memest.config.option_table import OWN_MODULE_NAMES
 from memest.config.options import find_option
 from memest.config.spelling import read_scenario
-from memest.errors import ConfigError, ModelLoadError, UnknownModelError
+from memest.errors import ConfigError, MemestError, ModelLoadError, UnknownModelError
 from memest.estimation.gpu_target import NO_CALIBRATION, calibration_folders
 from memest.files.folders import user_folder
 from memest.files.texts import write_text
@@ -27,7 +29,10 @@ __all__ = [
     "MAX_EXPORT_BYTES",
     "calibration_files",
     "check_question",
+    "config_from_link",
+    "config_to_link",
     "keep_config",
+    "kept_config",
     "temporary",
 ]
 
@@ -35,6 +40,9 @@ MAX_CONFIG_BYTES = MIB
 MAX_EXPORT_BYTES = 16 * MIB
 """Of an export of measurements: a campaign of some hundred runs has one or two MiB."""
 _FOLDER = "uploaded_configs"
+_COPY = re.compile(r"[A-Za-z0-9_-]+-[0-9a-f]{16}\.json")
+_LONGEST_IN_LINK = 1500
+"""Characters of a configuration that a link may hold."""
 
 
 def _folder() -> Path:
@@ -70,14 +78,14 @@ def temporary(name: str, content: bytes, limit: int) -> Iterator[Path]:
 
 
 def keep_config(name: str, content: bytes) -> str:
-    """Check an uploaded ``config.json`` and keep it where estimates can name it.
+    """Check an uploaded ``config.json`` and keep a copy.
 
     Args:
         name: of the file, for messages.
         content: its bytes.
 
     Returns:
-        The model's reference: the path of the copy, named by its digest.
+        The name of the copy, with its digest in it: :func:`kept_config` leads there.
 
     Raises:
         MemestError: too large, not JSON, not a model's configuration, or with code of its own.
@@ -94,9 +102,57 @@ def keep_config(name: str, content: bytes) -> str:
             write_text(target, text)
         except OSError as error:
             raise ModelLoadError(
-                f"{name} cannot be kept in {target.parent}: {error.strerror or error}."
+                f"{name} cannot be kept on the server: {error.strerror or error}."
             ) from error
-    return str(target)
+    return target.name
+
+
+def kept_config(upload: str) -> Path:
+    """The copy of an upload.
+
+    Raises:
+        UnknownModelError: there is none of this name.
+    """
+    path = _folder() / upload
+    if not _COPY.fullmatch(upload) or not path.is_file():
+        raise UnknownModelError(
+            "the uploaded configuration is not on this server any more: upload it again"
+        )
+    return path
+
+
+def config_to_link(upload: str) -> str:
+    """What a link says of an upload: all of it where it is small, else the name of its copy."""
+    try:
+        config = json.loads(kept_config(upload).read_text(encoding="utf-8"))
+    except (MemestError, OSError):
+        return upload
+    packed = zlib.compress(json.dumps(config, separators=(",", ":")).encode(), 9)
+    text = base64.urlsafe_b64encode(packed).decode().rstrip("=")
+    return text if len(text) <= _LONGEST_IN_LINK else upload
+
+
+def config_from_link(name: str, text: str) -> str:
+    """The name of the copy of what :func:`config_to_link` wrote.
+
+    Args:
+        name: of the file, for messages.
+        text: what the link says.
+
+    Raises:
+        MemestError: no configuration, or one that is on another server.
+    """
+    if _COPY.fullmatch(text):
+        return kept_config(text).name
+    unpacker = zlib.decompressobj()
+    try:
+        packed = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+        content = unpacker.decompress(packed, MAX_CONFIG_BYTES)
+    except (ValueError, zlib.error):
+        raise ModelLoadError(f"{name}: what the link holds is no configuration.") from None
+    if unpacker.unconsumed_tail:
+        raise ModelLoadError(f"{name} has more than {format_size(MAX_CONFIG_BYTES)}.")
+    return keep_config(name, content)
 
 
 def check_question(question: ExplorerQuestion, scenarios: Iterable[str] = ()) -> None:
@@ -109,7 +165,10 @@ def check_question(question: ExplorerQuestion, scenarios: Iterable[str] = ()) ->
     Raises:
         MemestError: a name that leads nowhere, or somewhere it must not.
     """
-    _check_model(question.model)
+    if question.upload:
+        kept_config(question.upload)
+    else:
+        _check_model(question.model)
     changes = [dict(question.options), *(read_scenario(text) for text in scenarios)]
     for options in changes:
         if options.get("trust_remote_code"):
@@ -158,13 +217,11 @@ def _check_model(model: str) -> None:
         raise UnknownModelError("the name of the model has a null byte in it: choose another")
     ref = model.partition("?")[0].strip()
     if leads_to_file(ref):
-        # before anything is opened: a name may lead to a device, or to somebody's secrets
-        if Path(ref).resolve().parent != _folder().resolve():
-            raise ConfigError(
-                f"{model} reads as a path, and the explorer opens no file of this machine: upload "
-                "its config.json to ask about it here."
-            )
-        return
+        # nothing is opened: a name may lead to a device, or to somebody's secrets
+        raise ConfigError(
+            f"{model} reads as a path, and the explorer opens no file of this machine: upload "
+            "its config.json to ask about it here."
+        )
     if resolve_model(ref).kind == "factory":
         raise ConfigError(
             f"{model} names Python code: the explorer runs none. Use the command line, memest "

@@ -1,109 +1,131 @@
-"""Widgets made from the table of options: one for each, bound to the URL by the option's name."""
+"""Widgets made from the table of options: views of the question that change it."""
 
 from __future__ import annotations
 
 import enum
+import functools
 import typing
 from typing import Any
 
 import streamlit as st
 
+from memest.app.labels import label_of
+from memest.app.link import asked, change
+from memest.app.question import default_of
+from memest.app.uploads import calibration_files
 from memest.catalog.gpus import COMMON_GPUS, find_gpu
 from memest.catalog.spec import list_gpus
-from memest.config.option import Kind, Option
+from memest.config.option import Kind
 from memest.config.options import find_option
 from memest.config.setup import OPTIMIZERS, Setup
+from memest.errors import MemestError
+from memest.estimation.gpu_target import NO_CALIBRATION
 
-__all__ = ["download", "gpu_names", "label_of", "option_widget"]
+__all__ = ["download", "gpu_label", "gpu_names", "option_widget"]
 
-_LEFT_OUT = "left out"
 _MEDIA = {
     "JSON": ("application/json", ":material/download:"),
     "CSV": ("text/csv", ":material/download:"),
     "PNG": ("image/png", ":material/image:"),
 }
 """By the kind of a file: its media type, the icon of its button."""
-_CHECKPOINTING = ["none", "full", "every_n:2", "every_n:4"]
-_BATCH_SIZES = ("batch", "grad_accum", "num_steps")
+_CHECKPOINTING = ("none", "full", "every_n:2", "every_n:4")
+_COUNTS = ("batch", "grad_accum", "num_gpus", "num_steps")
+_STEPS = {"seq_len": 128, "target_len": 128, "image_size": 32}
+_MOST_SEGMENTS = 3
 _TYPES = typing.get_type_hints(Setup)
 
 
-def label_of(option: Option) -> str:
-    """What a widget is called: the flag of the command line."""
-    return option.flags[0].removeprefix("--").replace("-", " ").capitalize()
+def option_widget(name: str, *, key: str | None = None, by_default: str = "by default") -> None:
+    """The widget of an option.
 
-
-def option_widget(name: str, *, label: str | None = None) -> Any:
-    """The widget of an option; its key is the option's keyword and stands in the URL.
-
-    Returns:
-        The value, None where it is what the option's default says.
+    Args:
+        name: keyword of the option.
+        key: of the widget, the keyword if None.
+        by_default: what stands in an empty field.
     """
     option = find_option(name)
+    key = key or name
+    value = dict(asked().options).get(name)
     common: dict[str, Any] = {
-        "label": label or label_of(option),
-        "key": name,
-        "bind": "query-params",
-        "help": option.help,
+        "label": label_of(option),
+        "key": key,
+        "help": f"{option.help} `{option.flags[0]}`",
+        "on_change": _take,
+        "args": (name, key),
     }
-    kind = _TYPES.get(option.field)
-    if isinstance(kind, type) and issubclass(kind, enum.StrEnum):
-        return _choice(option, [member.value for member in kind], common)
-    if name == "optim":
-        return _choice(option, ["auto", *OPTIMIZERS], common)
-    if name == "checkpointing":
-        return _choice(option, _CHECKPOINTING, common, accept_new_options=True)
-    if option.kind is Kind.WHOLE:
-        return _whole_number(option, common)
-    if option.kind is Kind.NUMBER:
-        value = st.number_input(
-            min_value=0.0, value=None, placeholder=_LEFT_OUT, format="%g", step=0.1, **common
+    choices = _choices(name)
+    if choices:
+        current = default_of(option) if value is None else str(value)
+        _choice(name, choices, current, common)
+        return
+    if option.kind in (Kind.WHOLE, Kind.NUMBER):
+        counts = name in _COUNTS
+        st.session_state[key] = default_of(option) if value is None and counts else value
+        whole = option.kind is Kind.WHOLE
+        limits = {"min_value": 1, "step": _STEPS.get(name, 1)}
+        st.number_input(
+            **(limits if whole else {"min_value": 0.0, "step": 0.1, "format": "%g"}),  # type: ignore[arg-type]
+            # what has a default of its own cannot be empty
+            value=1 if counts else None,
+            placeholder=by_default,
+            **common,
         )
-        return None if value is None else float(value)
+        return
     if option.kind is Kind.SWITCH:
-        return st.toggle(**common) or None
-    if option.kind is Kind.EITHER:
-        answer = st.segmented_control(options=["yes", "no"], default=None, **common)
-        return None if answer is None else answer == "yes"
-    if option.kind is Kind.LIST:
-        values = st.multiselect(options=[], accept_new_options=True, default=None, **common)
-        return tuple(values) or None
-    return (st.text_input(placeholder=_LEFT_OUT, **common) or "").strip() or None
+        st.session_state[key] = bool(value)
+        st.toggle(**common)
+    elif option.kind is Kind.EITHER:
+        st.session_state[key] = None if value is None else ("yes" if value else "no")
+        st.segmented_control(options=["yes", "no"], **common)
+    elif option.kind is Kind.LIST:
+        st.session_state[key] = list(value or ())
+        st.multiselect(options=list(value or ()), accept_new_options=True, **common)
+    else:
+        st.session_state[key] = "" if value is None else str(value)
+        st.text_input(placeholder=by_default, **common)
 
 
-def _default(option: Option) -> Any:
-    setup = Setup()
-    owner = setup.distributed if option.field == "distributed" else setup
-    value = getattr(owner, option.name if owner is not setup else option.field)
-    return value.value if isinstance(value, enum.Enum) else value
+def _choices(name: str) -> tuple[str, ...]:
+    """What an option of a closed list can be; empty for others."""
+    if name == "optim":
+        return ("auto", *OPTIMIZERS)
+    if name == "checkpointing":
+        return _CHECKPOINTING
+    if name == "calibration":
+        return (NO_CALIBRATION, *map(str, calibration_files()))
+    kind = _TYPES.get(find_option(name).field)
+    if isinstance(kind, type) and issubclass(kind, enum.StrEnum):
+        return tuple(member.value for member in kind)
+    return ()
 
 
 def _choice(
-    option: Option, options: list[str], common: dict[str, Any], **selectbox_options: Any
-) -> str | None:
-    default = _default(option)
-    if len(options) <= 3:
-        value = st.segmented_control(options=options, default=default, required=True, **common)
-    else:
-        value = st.selectbox(
-            options=options, index=options.index(default), **common, **selectbox_options
-        )
-    return None if value in (None, default) else str(value)
+    name: str, choices: tuple[str, ...], current: str | None, common: dict[str, Any]
+) -> None:
+    st.session_state[common["key"]] = current
+    if len(choices) <= _MOST_SEGMENTS and name != "calibration":
+        st.segmented_control(options=choices, required=True, **common)
+        return
+    own = () if current is None or current in choices else (current,)
+    open_list = name == "checkpointing"
+    st.selectbox(options=(*choices, *own), index=None, accept_new_options=open_list, **common)
 
 
-def _whole_number(option: Option, common: dict[str, Any]) -> int | None:
-    if option.name in _BATCH_SIZES:
-        default = _default(option)
-        value = st.number_input(min_value=1, value=default, step=1, **common)
-        return None if value == default else int(value)
-    value = st.number_input(
-        min_value=1, value=None, step=_step(option), placeholder=_LEFT_OUT, **common
-    )
-    return None if value is None else int(value)
-
-
-def _step(option: Option) -> int:
-    return {"seq_len": 128, "target_len": 128, "image_size": 32}.get(option.name, 1)
+def _take(name: str, key: str) -> None:
+    """Ask what a widget was changed to; what cannot be is said on the page and left as it was."""
+    value = st.session_state[key]
+    option = find_option(name)
+    if option.kind is Kind.EITHER and value is not None:
+        value = value == "yes"
+    if isinstance(value, str):
+        value = value.strip()
+    if option.kind is Kind.LIST:
+        value = tuple(value)
+    try:
+        change(asked().with_options(**{name: value}))
+    except MemestError as error:
+        st.session_state["refused"] = str(error)
 
 
 def gpu_names() -> list[str]:
@@ -111,6 +133,20 @@ def gpu_names() -> list[str]:
     common = [find_gpu(name) for name in COMMON_GPUS]
     others = [spec for spec in list_gpus() if spec.backend == "cuda" and spec not in common]
     return [spec.slug for spec in (*common, *others)]
+
+
+@functools.cache
+def gpu_label(name: str) -> str:
+    """A card's name and its memory, as the box says it."""
+    from memest.app.hero import short_gpu
+
+    try:
+        spec = find_gpu(name)
+    except MemestError:
+        return name
+    size = spec.memory_marketing_gb
+    short = short_gpu(spec.name)
+    return short if size is None or "GB" in short else f"{short} · {size} GB"
 
 
 def download(

@@ -7,6 +7,7 @@
     |- UnknownGpuError, a LookupError (5)
     |- ModelLoadError (1)                 known, but its config or code cannot be read or built
     |- TraceError (1)                     a model whose step cannot be traced
+    |- NotKnownError (1)                  what needs a trace, where only what is known was asked for
     |- ReplayError (2)                    an event stream or snapshot that contradicts itself
     |- DeviceError (1)                    a live GPU cannot be read
     |- DoesNotFitError (4)                a live run that would be out of memory
@@ -28,6 +29,7 @@ __all__ = [
     "MemestError",
     "MissingDependencyError",
     "ModelLoadError",
+    "NotKnownError",
     "ReplayError",
     "TraceError",
     "UnfitGpuError",
@@ -81,6 +83,10 @@ class ModelLoadError(MemestError):
 
 class TraceError(MemestError):
     """A model whose training step cannot be traced."""
+
+
+class NotKnownError(MemestError):
+    """What needs a trace, where only what is known was asked for."""
 
 
 class ReplayError(MemestError):

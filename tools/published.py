@@ -308,6 +308,7 @@ def _line(one: RecordOutcome) -> str:
         "id": record.id, "set": record.group,
         "model": record.model.rpartition("models/")[2],
         "family": one.family, "gpu": record.gpu, "run": _what(record),
+        "num_gpus": record.setup.get("num_gpus", 1), "adapters": _has_adapter(record),
         "metric": record.metric, "measured_bytes": record.measured_bytes,
         "predicted_bytes": one.predicted_bytes, "low_bytes": one.low_bytes,
         "range_bytes": range_bytes if record.metric == "device" else None, "inside": one.inside,

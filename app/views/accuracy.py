@@ -10,6 +10,7 @@ from typing import Any
 import streamlit as st
 
 from memest.app import answers
+from memest.app.link import linked
 from memest.app.published import outcomes, stale
 from memest.app.question import ExplorerQuestion
 from memest.app.records import draw_blocks, measurements, report_of, sources
@@ -21,19 +22,24 @@ from memest.units import format_size
 __all__ = ["show"]
 
 _WORST = 10
+_RUNS = ("Published runs", "Measured campaigns")
 _BY = {"GPU": "gpu", "family": "family", "model": "model", "set": "set"}
 
 
 def show(question: ExplorerQuestion) -> None:  # noqa: ARG001 - pages share one signature
     """The page."""
     st.markdown("#### Predicted against measured")
-    published_tab, campaigns_tab = st.tabs(
-        ["Published runs", "Measured campaigns"], key="runs", bind="query-params"
+    runs = st.segmented_control(
+        "Runs",
+        _RUNS,
+        **linked("runs", _RUNS[0], _RUNS),
+        required=True,
+        label_visibility="collapsed",
     )
-    with published_tab:
-        _published_runs()
-    with campaigns_tab:
+    if runs == _RUNS[1]:
         _campaigns()
+    else:
+        _published_runs()
 
 
 def _published_runs() -> None:
@@ -56,15 +62,13 @@ def _published_runs() -> None:
             f"{others} of {len(all_runs)} predictions were made by another state of memest than is "
             "installed, which may predict otherwise."
         )
-    kind = st.segmented_control(
-        "By", list(_BY), default="GPU", required=True, key="by", bind="query-params"
-    )
+    kind = st.segmented_control("By", list(_BY), required=True, **linked("by", "GPU", _BY))
     field = _BY[kind or "GPU"]
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for run in scored_runs:
         groups[run[field]].append(run)
     selection = st.multiselect(
-        "Only", sorted(groups), key="only", bind="query-params", placeholder="all"
+        "Only", sorted(groups), **linked("only", [], groups), placeholder="all"
     )
     selected_runs = [run for run in scored_runs if not selection or run[field] in selection]
     _summary(selected_runs, [run for run in claims if not selection or run[field] in selection])
@@ -170,7 +174,9 @@ def _campaigns() -> None:
             "GPU, and the page Calibration takes an export of another machine."
         )
         return
-    name = st.selectbox("Measurements", list(files), key="measurements", bind="query-params")
+    name = st.selectbox(
+        "Measurements", list(files), **linked("measurements", next(iter(files)), files)
+    )
     blocks = answers.attempt(partial(_report, files[name or next(iter(files))]), "Predicting runs")
     if blocks is not None:
         draw_blocks(blocks)

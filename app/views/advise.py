@@ -7,6 +7,7 @@ from functools import partial
 import streamlit as st
 
 from memest.app import answers
+from memest.app.link import linked
 from memest.app.question import ExplorerQuestion
 from memest.app.theme import VERDICT_COLOURS, VERDICT_ICONS
 from memest.app.widgets import download
@@ -25,16 +26,13 @@ def show(question: ExplorerQuestion) -> None:
     samples = left.number_input(
         "Effective batch",
         min_value=1,
-        value=64,
         step=8,
-        key="effective_batch",
-        bind="query-params",
+        **linked("effective_batch", 64),
         help="Samples of one optimizer step: micro-batch times accumulation.",
     )
     any_precision = right.toggle(
         "Any precision",
-        key="any_precision",
-        bind="query-params",
+        **linked("any_precision", False),
         help="Use bf16 or fp16 autocast wherever the GPU has it and it is faster. Otherwise the "
         "precision asked for is kept unless nothing surely fits with it.",
     )

@@ -12,6 +12,7 @@ from typing import Any
 import streamlit as st
 
 from memest.app import answers
+from memest.app.link import linked
 from memest.app.question import ExplorerQuestion
 from memest.app.records import content_of, draw_blocks, measurements, pairs_of, read_upload, sources
 from memest.app.uploads import MAX_EXPORT_BYTES, calibration_files
@@ -29,6 +30,7 @@ from memest.units import MIB, format_size
 __all__ = ["show"]
 
 UPLOAD = "an uploaded export"
+_DO = ("Profiles", "Fit a profile")
 
 
 def show(question: ExplorerQuestion) -> None:  # noqa: ARG001 - pages share one signature
@@ -38,11 +40,13 @@ def show(question: ExplorerQuestion) -> None:  # noqa: ARG001 - pages share one 
         "What theory leaves open is measured: a profile corrects the parts of an estimate, adds "
         "what a process holds on a GPU, and gives a range with a level."
     )
-    existing, fit = st.tabs(["Profiles", "Fit a profile"], key="do", bind="query-params")
-    with existing:
-        _existing()
-    with fit:
+    do = st.segmented_control(
+        "Do", _DO, **linked("do", _DO[0], _DO), required=True, label_visibility="collapsed"
+    )
+    if do == _DO[1]:
         _fit()
+    else:
+        _existing()
 
 
 def _existing() -> None:
@@ -62,8 +66,7 @@ def _existing() -> None:
         "Profile",
         list(names),
         format_func=lambda path: names.get(path, path),
-        key="calibration_profile",
-        bind="query-params",
+        **linked("calibration_profile", next(iter(names)), names),
     )
     try:
         calibration = read_calibration(profile_path)
@@ -141,8 +144,7 @@ def _fit() -> None:
     name = st.selectbox(
         "Measurements",
         [UPLOAD, *files],
-        key="fit_from",
-        bind="query-params",
+        **linked("fit_from", UPLOAD, (UPLOAD, *files)),
         help="What memest calibrate export wrote, or what comes with the package.",
     )
     if name in files:

@@ -9,6 +9,7 @@ import streamlit as st
 
 from memest.app import answers
 from memest.app.charts import breakdown_chart
+from memest.app.link import linked
 from memest.app.question import ExplorerQuestion
 from memest.app.widgets import download
 from memest.app.words import plain
@@ -25,14 +26,10 @@ _FIRST = "fp16; checkpointing=full; fp16 checkpointing=full"
 def show(question: ExplorerQuestion) -> None:
     """The page."""
     st.markdown("#### Runs side by side")
-    st.caption(
-        "The sidebar is the base; each scenario changes some of its options, and the others stay."
-    )
+    st.caption("The question above is the base; each scenario changes some of its options.")
     text = st.text_input(
         "Scenarios",
-        _FIRST,
-        key="vs",
-        bind="query-params",
+        **linked("vs", _FIRST),
         help="As after --vs of memest compare, parted by semicolons.",
     )
     columns = tuple(filter(None, (part.strip() for part in (text or "").split(";"))))

@@ -8,6 +8,7 @@ import streamlit as st
 
 from memest.app import answers
 from memest.app.charts import frontier_chart
+from memest.app.link import linked
 from memest.app.question import ExplorerQuestion
 from memest.app.records import draw_blocks
 from memest.app.widgets import download
@@ -43,28 +44,22 @@ def show(question: ExplorerQuestion) -> None:
     axis = _length_axis(answer)
     name, default_lengths, _ = _LENGTHS[axis]
     left, middle, right = st.columns([2, 2, 3])
-    batches = left.text_input(
-        "Batch sizes", _BATCHES, key="batches", bind="query-params", help=_SYNTAX
-    )
+    batches = left.text_input("Batch sizes", **linked("batches", _BATCHES), help=_SYNTAX)
     lengths = middle.text_input(
         name,
-        default_lengths or str(getattr(answer.setup, axis)),
-        key=_KEYS[axis],
-        bind="query-params",
+        **linked(_KEYS[axis], default_lengths or str(getattr(answer.setup, axis))),
         help=_SYNTAX,
     )
     metric = right.segmented_control(
         "Colour",
         list(METRICS),
-        default=METRICS[0],
         required=True,
-        key="metric",
-        bind="query-params",
+        **linked("metric", METRICS[0], METRICS),
         help="What the number and the colour of a cell are; its verdict is written below it.",
     )
     base = question.without("batch", axis)
     if not base.gpus and "gpu_memory" not in base.place:
-        st.info("Name a GPU in the sidebar: the map says what fits on it.")
+        st.info("Name a GPU above: the map says what fits on it.")
         return
     axes = (("batch", batches), (axis, lengths))
     sweep = answers.attempt(partial(answers.sweep, base, axes), f"Sweeping {base.model}")

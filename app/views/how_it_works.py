@@ -8,6 +8,7 @@ import streamlit as st
 
 from memest.app import answers
 from memest.app.charts import breakdown_chart, breakdown_rows, timeline_chart
+from memest.app.link import linked
 from memest.app.question import ExplorerQuestion
 from memest.app.words import plain
 from memest.events import Category, Phase
@@ -90,7 +91,7 @@ def show(question: ExplorerQuestion) -> None:
 def _walk(answer: Estimate, rows: list[PhaseRow]) -> None:
     st.markdown(f"#### The run of {plain(answer.model.id)}, phase by phase")
     names = [row.label for row in rows]
-    label = st.select_slider("Phase", names, key="phase", bind="query-params")
+    label = st.select_slider("Phase", names, **linked("phase", names[0], names))
     place = names.index(label) if label in names else 0
     row, before = rows[place], rows[place - 1] if place else None
     st.markdown(_PHASES[row.phase])

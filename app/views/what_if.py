@@ -1,16 +1,19 @@
-"""What-if: one run, its verdict, what fills it, and what a change would do."""
+"""Will it fit: the verdict at a glance, what would make it fit, and all that is behind it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from html import escape
 
 import streamlit as st
-from streamlit.delta_generator import DeltaGenerator
 
 from memest.app import answers
-from memest.app.charts import breakdown_chart, breakdown_rows
+from memest.app.asking import AXES, note_axis
+from memest.app.charts import breakdown_rows
+from memest.app.hero import hero, short_gpu
+from memest.app.link import linked, page_value, set_page_value
 from memest.app.question import ExplorerQuestion
-from memest.app.theme import VERDICT_COLOURS, VERDICT_ICONS
 from memest.app.views.what_if_parts import (
     calibration_tab,
     delta_reasons,
@@ -23,161 +26,95 @@ from memest.app.views.what_if_parts import (
 from memest.app.words import plain
 from memest.config.installed import release
 from memest.errors import MemestError
-from memest.report.result import Estimate, GpuFit
-from memest.report.words import (
-    batch_sentence,
-    format_count,
-    interval_text,
-    setup_items,
-    verdict_sentence,
-)
+from memest.report.result import Estimate, GpuFit, Verdict
+from memest.report.words import batch_sentence, format_count, setup_items
 from memest.units import format_delta, format_size
 
 __all__ = ["show"]
 
-_METERS = {
-    "Allocated": "torch.cuda.max_memory_allocated()",
-    "Reserved": "torch.cuda.max_memory_reserved()",
-    "Device": "nvidia-smi, this process: reserved memory, CUDA context and loaded kernels",
+_TABS = ("Parts", "Timeline", "Layers", "Calibration", "Assumptions", "Take it along")
+_CARD_MARKS = {
+    Verdict.FITS: ("fits", "✓"),
+    Verdict.RELEASES_CACHE: ("tight", "≈"),
+    Verdict.TIGHT: ("tight", "≈"),
+    Verdict.DOES_NOT_FIT: ("no", "✕"),
 }
 
 
 def show(question: ExplorerQuestion) -> None:
     """The page."""
-    top = st.container()
-    # before what stands above it, for its text may come with the link
-    pinned_answer = _pin(question)
-    below = st.container()
-    with top:
-        answer = answers.attempt(
-            partial(answers.estimate, question), f"Working out {question.model}"
-        )
-        if answer is None:
-            st.caption("The command line of this question:")
-            st.code(question.command_line(), language="bash", wrap_lines=True)
-            return
-        _headline(answer)
-        _metrics(answer, pinned_answer)
-        place = st.empty()
-        changes = st.container()
-    with below:
-        full_answer = _lower(question, answer, pinned_answer, place)
-    take_away(question, full_answer)
-    # last, for it takes longest, and not where each change would be traced or compiled
+    pinned_answer = _pinned()
+    answer = answers.attempt(partial(answers.estimate, question), f"Working out {question.model}")
+    if answer is None:
+        st.caption("The command line of this question:")
+        st.code(question.command_line(), language="bash", wrap_lines=True)
+        return
+    axis = next((axis for axis in AXES if getattr(answer.setup, axis) is not None), AXES[0])
+    note_axis(question, axis)
+    _hero(answer, pinned_answer)
+    cards, changes = st.empty(), st.container(key="changes")
+    with st.container(key="behind"):
+        _pin_row(question)
+        if pinned_answer is not None:
+            delta_reasons(pinned_answer, answer)
+        _behind(question, answer)
+    # last, for these take longer than the verdict
+    _fill(cards, question)
+    full_answer = answers.attempt(
+        partial(answers.estimate, question, max_batch=True), "Looking for the largest batch"
+    )
+    # not where each change would be traced or compiled
     looked_for = full_answer is not None and full_answer.max_batch is not None
     if answer.gpu is not None and (looked_for or release("torch") is None):
         with changes:
-            suggestions_row(question)
+            suggestions_row(question, "" if full_answer is None else batch_sentence(full_answer))
 
 
-def _lower(
-    question: ExplorerQuestion,
-    answer: Estimate,
-    pinned_answer: Estimate | None,
-    place: DeltaGenerator,
-) -> Estimate | None:
-    """Reasons, charts and tabs; returns the answer with the largest batch, said in ``place``."""
-    if pinned_answer is not None:
-        delta_reasons(pinned_answer, answer)
-    _breakdown(answer, pinned_answer)
-    names = ["Timeline", "Layers", "Calibration", "Assumptions"]
-    timeline, layers, calibration, notes = st.tabs(names, key="tab", bind="query-params")
-    with timeline:
-        timeline_tab(answer)
-    with layers:
-        layers_tab(answer)
-    with calibration:
-        calibration_tab(answer)
-    with notes:
-        notes_tab(answer)
-    full_answer = _full_answer(question)
-    if full_answer is not None and (sentence := batch_sentence(full_answer)):
-        place.markdown(f"**Largest batch:** {sentence}")
-    return full_answer
+def _hero(answer: Estimate, pinned_answer: Estimate | None) -> None:
+    left, right = st.columns([3.4, 1], gap="medium")
+    main, peaks = hero(answer, pinned_answer)
+    left.html(main)
+    right.html(peaks)
 
 
-def _full_answer(question: ExplorerQuestion) -> Estimate | None:
-    """The answer with the largest batch, which takes a moment longer."""
-    return answers.attempt(
-        partial(answers.estimate, question, max_batch=True), "Looking for the largest batch"
+# -- cards ----------------------------------------------------------------------------------------
+
+
+def _fill(place: st.delta_generator.DeltaGenerator, question: ExplorerQuestion) -> None:
+    """The strip of cards."""
+    fits = answers.attempt(partial(answers.cards, question), "Looking at common cards")
+    if fits:
+        place.html(_strip(fits))
+
+
+def _strip(fits: Sequence[GpuFit]) -> str:
+    """Cards that people have, from small to large, and the smallest that fits."""
+    ordered = sorted(fits, key=lambda fit: fit.usable_bytes)
+    cards = []
+    for fit in ordered:
+        kind, mark = _CARD_MARKS.get(fit.verdict, ("tight", "?"))
+        title = f"{fit.name}: {fit.verdict.value}, headroom {format_delta(fit.headroom_bytes)}"
+        cards.append(
+            f'<span class="mm-card mm-{kind}" title="{escape(title)}">{mark} '
+            f"{escape(short_gpu(fit.name))}</span>"
+        )
+    smallest = next((fit for fit in ordered if fit.verdict is Verdict.FITS), None)
+    words = (
+        "Of the common cards none surely fits"
+        if smallest is None
+        else f"Smallest card that fits: {short_gpu(smallest.name)}"
     )
-
-
-def _headline(answer: Estimate) -> None:
-    verdict = answer.verdict.value
-    row = st.container(horizontal=True, vertical_alignment="center")
-    row.badge(verdict.capitalize(), icon=VERDICT_ICONS[verdict], color=VERDICT_COLOURS[verdict])  # type: ignore[arg-type]
-    if answer.gpu is not None:
-        row.badge(
-            f"headroom {format_delta(answer.gpu.headroom_bytes)}",
-            color="gray",
-            help=f"Of {format_size(answer.gpu.usable_bytes)} that PyTorch can have on "
-            f"{answer.gpu.name}",
-        )
-    st.markdown(f"#### {plain(verdict_sentence(answer))}")
-    model = answer.model
-    st.caption(
-        " · ".join(
-            [model.task, f"{format_count(model.parameters)} parameters", *setup_items(answer.setup)]
-        )
-    )
-
-
-def _metrics(answer: Estimate, pinned_answer: Estimate | None) -> None:
-    peak = answer.peak
-    sizes = (peak.allocated_bytes, peak.reserved_bytes, peak.device_bytes)
-    before: tuple[int | None, ...] = (None, None, None)
-    if pinned_answer is not None:
-        pinned_peak = pinned_answer.peak
-        before = (pinned_peak.allocated_bytes, pinned_peak.reserved_bytes, pinned_peak.device_bytes)
-    columns = st.columns(3)
-    for column, (name, meter), size, size_before in zip(
-        columns, _METERS.items(), sizes, before, strict=True
-    ):
-        column.metric(
-            name,
-            format_size(size),
-            delta=None if size_before is None else format_delta(size - size_before),
-            delta_color="inverse" if size_before != size else "off",
-            help=meter,
-            border=True,
-        )
-    st.caption(f"Range of the device peak: {interval_text(answer)}.")
-    if peak.managed_bytes:
-        st.caption(
-            f"Beside these, {format_size(peak.managed_bytes)} of paged optimizer states: managed "
-            "memory, which moves between host and GPU and no counter of PyTorch's sees."
-        )
+    return f'<div class="mm-strip"><b>{escape(words)}</b>{"".join(cards)}</div>'
 
 
 # -- the pinned scenario --------------------------------------------------------------------------
 
 
-def _set_pin(text: str) -> None:
-    st.session_state["pin"] = text
-
-
-def _pin(question: ExplorerQuestion) -> Estimate | None:
-    """The button and the text of the pinned scenario; returns its answer."""
-    row = st.container(horizontal=True, vertical_alignment="bottom")
-    text = row.text_input(
-        "Pinned scenario",
-        key="pin",
-        bind="query-params",
-        placeholder="none",
-        help="A model and options as after --vs of memest compare. It is part of the link.",
-    )
-    row.button(
-        "Pin",
-        icon=":material/keep:",
-        key="pin_now",
-        on_click=_set_pin,
-        args=(question.short(),),
-        help="Every later change is shown as a difference from it.",
-    )
-    if not (text or "").strip():
+def _pinned() -> Estimate | None:
+    """The answer to the pinned scenario."""
+    text = page_value("pin", "")
+    if not text.strip():
         return None
-    row.button("Unpin", icon=":material/keep_off:", key="unpin", on_click=_set_pin, args=("",))
     try:
         pinned_question = ExplorerQuestion.from_short(text)
     except MemestError as error:
@@ -188,45 +125,58 @@ def _pin(question: ExplorerQuestion) -> Estimate | None:
     )
 
 
-# -- what fills it --------------------------------------------------------------------------------
-
-
-def _gpus(answer: Estimate) -> list[GpuFit]:
-    if answer.gpu is None:
-        return []
-    return [answer.gpu, *answer.common_gpus]
-
-
-def _breakdown(answer: Estimate, pinned_answer: Estimate | None) -> None:
-    st.subheader("What fills it")
-    runs = [("this run", answer)] + (
-        [("pinned", pinned_answer)] if pinned_answer is not None else []
+def _pin_row(question: ExplorerQuestion) -> None:
+    """What is pinned, and the buttons for it."""
+    row = st.container(horizontal=True, vertical_alignment="bottom")
+    row.text_input(
+        "Pinned, to compare with",
+        **linked("pin", ""),
+        placeholder="nothing is pinned",
+        help="A model and options as after --vs of memest compare. It is part of the link.",
     )
-    chart = breakdown_chart(runs, _gpus(answer))
-    st.vega_lite_chart(spec=chart.spec, alt=chart.words, key="breakdown_chart")
-    fits = _gpus(answer) or list(answer.common_gpus)
-    st.dataframe(
-        [
-            {
-                "GPU": fit.name,
-                "verdict": fit.verdict.value,
-                "headroom": format_delta(fit.headroom_bytes),
-                "usable": format_size(fit.usable_bytes),
-            }
-            for fit in fits
-        ],
-        hide_index=True,
-        height="content",
-        alt="GPUs: "
-        + "; ".join(
-            f"{fit.name} {fit.verdict.value}, headroom {format_delta(fit.headroom_bytes)}"
-            for fit in fits
-        ),
+    row.button(
+        "Pin this",
+        icon=":material/keep:",
+        key="pin_now",
+        on_click=set_page_value,
+        args=("pin", question.short()),
+        help="Every later change is shown as a difference from it.",
     )
-    _parts_table(answer)
+    if page_value("pin", ""):
+        unpin = {"on_click": set_page_value, "args": ("pin", "")}
+        row.button("Unpin", icon=":material/keep_off:", key="unpin", **unpin)
+
+
+# -- what is behind the verdict -------------------------------------------------------------------
+
+
+def _behind(question: ExplorerQuestion, answer: Estimate) -> None:
+    """One of the tabs; those that are not looked at are not made."""
+    tab = st.segmented_control(
+        "Behind it",
+        _TABS,
+        **linked("tab", _TABS[0], _TABS),
+        required=True,
+        label_visibility="collapsed",
+    )
+    if tab == "Timeline":
+        timeline_tab(answer)
+    elif tab == "Layers":
+        layers_tab(answer)
+    elif tab == "Calibration":
+        calibration_tab(answer)
+    elif tab == "Assumptions":
+        notes_tab(answer)
+    elif tab == "Take it along":
+        take_away(question)
+    else:
+        _parts_table(answer)
 
 
 def _parts_table(answer: Estimate) -> None:
+    model = answer.model
+    items = [model.task, f"{format_count(model.parameters)} parameters", *setup_items(answer.setup)]
+    st.caption(plain(" · ".join(items)))
     rows = breakdown_rows(answer)
     table = [
         {"part": row["part"], "size": row["size"], "share": row["share"], "bytes": row["bytes"]}

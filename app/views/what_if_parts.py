@@ -9,6 +9,7 @@ import streamlit as st
 
 from memest.app import answers
 from memest.app.charts import layers_chart, timeline_chart
+from memest.app.link import asked, change
 from memest.app.question import ExplorerQuestion
 from memest.app.widgets import download
 from memest.app.words import plain
@@ -57,44 +58,50 @@ def delta_reasons(before: Estimate, after: Estimate) -> None:
         )
 
 
-_PRECISIONS = ("bf16", "fp16")
+def suggestions_row(question: ExplorerQuestion, largest: str) -> None:
+    """What makes the run fit, or makes use of the room: one click each.
 
-
-def suggestions_row(question: ExplorerQuestion) -> None:
-    """What makes the run fit, or makes use of the room: one click each."""
+    Args:
+        question: that was asked.
+        largest: the largest batch in words; empty where it was not looked for.
+    """
     found = answers.attempt(partial(answers.suggestions, question), "Looking for what makes it fit")
     if found is None:
         return
+    head = "It fits with room" if found.verdict is Verdict.FITS else "What makes it fit"
+    if largest:
+        head += f" · largest batch: {largest}"
     if not found.changes:
         if found.closest is not None:
             words, miss = plain(found.closest.words), format_size(found.miss_bytes)
-            st.caption(f"Nothing that is tried makes it fit: {miss} too little with {words}.")
+            head = f"Nothing that is tried makes it fit: {miss} too little with {words}"
+        elif found.verdict is Verdict.FITS:
+            head = f"Largest batch: {largest}" if largest else ""
+        st.markdown(f"**{head}**" if head else "")
         return
-    for column, change in zip(st.columns(3), found.changes, strict=False):
-        with column.container(border=True, height="stretch"):
+    st.markdown(f"**{plain(head)}**")
+    for column, made in zip(st.columns(3), found.changes, strict=False):
+        with column:
+            cost = [format_delta(-made.gain_bytes)]
+            if made.relative_time is not None:
+                cost.append(f"{made.relative_time:.2f} × time")
+            if made.verdict is not Verdict.FITS:
+                cost.append(made.verdict.value)
             st.button(
-                change.words[0].upper() + change.words[1:],
-                key=f"apply {change.arguments}",
+                made.words[0].upper() + made.words[1:],
+                key=f"apply {made.arguments}",
                 icon=":material/bolt:",
                 width="stretch",
-                help=change.arguments,
+                help=made.arguments,
                 on_click=_apply,
-                args=(change.options,),
+                args=(made.options,),
             )
-            cost = [format_delta(-change.gain_bytes)]
-            if change.relative_time is not None:
-                cost.append(f"{change.relative_time:.2f} × time")
-            if change.verdict is not Verdict.FITS:
-                cost.append(change.verdict.value)
-            st.caption(plain(", ".join([*cost, *filter(None, [change.changes_training])])))
+            st.caption(plain(", ".join([*cost, *filter(None, [made.changes_training])])))
 
 
 def _apply(options: tuple[tuple[str, Any], ...]) -> None:
-    """Write a change into the widgets of its options."""
-    for name, value in options:
-        if name in _PRECISIONS:
-            name, value = "precision", name
-        st.session_state[name] = value
+    """Ask the question with a change."""
+    change(asked().with_options(**dict(options)))
 
 
 def timeline_tab(answer: Estimate) -> None:
@@ -212,12 +219,14 @@ def notes_tab(answer: Estimate) -> None:
 # -- to take away ---------------------------------------------------------------------------------
 
 
-def take_away(question: ExplorerQuestion, full_answer: Estimate | None) -> None:
+def take_away(question: ExplorerQuestion) -> None:
     """The same question on a command line and in Python, and the answer as files."""
-    st.subheader("Take it along")
     shell, python = st.tabs(["Command line", "Python"])
     shell.code(question.command_line(), language="bash", wrap_lines=True)
     python.code(question.snippet(), language="python", wrap_lines=True)
+    full_answer = answers.attempt(
+        partial(answers.estimate, question, max_batch=True), "Looking for the largest batch"
+    )
     if full_answer is None:
         return
     stem = question.model.rpartition("/")[2].removesuffix(".json")

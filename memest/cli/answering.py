@@ -167,7 +167,7 @@ def _show_tips(model: str, options: Mapping[str, Any], answer: Estimate, output:
     first = gpus if isinstance(gpus, str) or not gpus else gpus[0]
     try:
         with output.working() as progress:
-            found = suggest(model, progress=progress, **{**options, "gpu": first})
+            found = suggest(model, progress=progress, quick=True, **{**options, "gpu": first})
     except MemestError:
         return  # the answer is out, and holds without them
     if found.changes or found.closest is not None:

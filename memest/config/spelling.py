@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from memest.config.option import Kind, Option
 from memest.config.options import find_option
 from memest.errors import ConfigError
 
-__all__ = ["command_words", "python_snippet", "read_scenario", "write_scenario"]
+__all__ = ["command_words", "option_texts", "python_snippet", "read_scenario", "write_scenario"]
 
 _FULL_PRECISION = ("fp32", "float32")
 
@@ -133,7 +133,17 @@ def python_snippet(model: str, options: Mapping[str, Any]) -> str:
     )
 
 
-def _texts(option: Option, value: Any) -> Iterable[str]:
+def option_texts(name: str, value: Any) -> list[str]:
+    """The value of an option as a link has it: one text, or several of those that are repeatable.
+
+    Example:
+        >>> option_texts("padded", True), option_texts("gpu", ("t4", "v100"))
+        (['true'], ['t4', 'v100'])
+    """
+    return [str(value).lower()] if isinstance(value, bool) else _texts(find_option(name), value)
+
+
+def _texts(option: Option, value: Any) -> list[str]:
     values = value if option.kind is Kind.LIST and not isinstance(value, str) else (value,)
     return [_text(each) for each in values]
 

@@ -8,7 +8,8 @@ and the run that comes of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -119,6 +120,15 @@ class Profiler:
 
         source = resolve_model(model, trust_remote_code=trust_remote_code)
         return cls(source=source, module_inputs=module_inputs, progress=progress)
+
+    @contextmanager
+    def known_alone(self) -> Iterator[None]:
+        """Within it, what needs a trace raises :class:`memest.errors.NotKnownError`."""
+        before, self._tracer.refuses = self._tracer.refuses, True
+        try:
+            yield
+        finally:
+            self._tracer.refuses = before
 
     # -- what the model makes of a setup
 

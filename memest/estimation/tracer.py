@@ -11,7 +11,7 @@ from memest.config.inputs import NO_INPUTS, ModuleInputs
 from memest.config.installed import release
 from memest.config.optimizers import facts_of
 from memest.config.setup import Setup
-from memest.errors import MemestError, MissingDependencyError
+from memest.errors import MemestError, MissingDependencyError, NotKnownError
 from memest.estimation.question import Question
 from memest.events import Trace
 from memest.profiles.axes import Sizes, key_of, sizes_text, traced_setup, windows
@@ -114,6 +114,7 @@ class Tracer:
 
     Attributes:
         traces_made: how many times training steps were traced.
+        refuses: whether whatever takes a while is refused.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class Tracer:
         self.module_inputs = module_inputs
         self._progress = progress
         self.traces_made = 0
+        self.refuses = False
         self._seconds: list[float] = []
 
     @property
@@ -351,6 +353,12 @@ class Tracer:
         return evaluate_built(meta_model, setup, question.gpu, generates=generates, ranks=ranks)
 
     def say(self, text: str) -> None:
-        """Tell of something that takes a while."""
+        """Tell of something that takes a while.
+
+        Raises:
+            NotKnownError: it is refused.
+        """
+        if self.refuses:
+            raise NotKnownError(f"{text} is needed, and only what is known was asked for.")
         if self._progress is not None:
             self._progress(text)

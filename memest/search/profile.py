@@ -7,6 +7,7 @@ micro-batches, optimizer, GPU) is answered from formulas and a replay.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from memest.config.inputs import NO_INPUTS, ModuleInputs, module_inputs_of
@@ -98,6 +99,17 @@ class Profile:
     def traces_made(self) -> int:
         """How many times the model's steps were traced so far."""
         return self._profiler.traces_made
+
+    def known_alone(self) -> AbstractContextManager[None]:
+        """Within it, what needs a trace raises :class:`memest.errors.NotKnownError`.
+
+        Example:
+            >>> import memest
+            >>> model = memest.profile("bert-large-uncased")
+            >>> with model.known_alone():  # profiles of popular models come with the package
+            ...     _ = model.spot(batch=4, gpu="t4")
+        """
+        return self._profiler.known_alone()
 
     def estimate(
         self,

@@ -8,6 +8,7 @@ kind. A run that fits with room is told its largest batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from memest.config.options import argument, no_gpu
 from memest.config.parallelism import Strategy
 from memest.config.setup import Precision, Setup
 from memest.config.spelling import command_words
-from memest.errors import MemestError
+from memest.errors import MemestError, NotKnownError
 from memest.estimation.gpu_target import Place
 from memest.events import Category
 from memest.report.result import Spot, Verdict
@@ -46,6 +47,7 @@ def suggest(
     device_context: int | str | None = None,
     calibration: str | None = None,
     count: int = 3,
+    quick: bool = False,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
     **options: Any,
@@ -60,6 +62,7 @@ def suggest(
         device_context: as for :func:`memest.estimate`.
         calibration: as for :func:`memest.estimate`.
         count: changes, at most.
+        quick: look at changes that need a new trace only where no other is found.
         trust_remote_code: run code that the model's repository brings.
         progress: called with one line for each longer thing done.
         **options: of the run, as for :func:`memest.estimate`.
@@ -88,21 +91,30 @@ def suggest(
     profile = make_profile(
         model, setup, trust_remote_code=trust_remote_code, progress=progress, **options
     )
-    return suggestions_of(profile, place, count)
+    return suggestions_of(profile, place, count, quick=quick)
 
 
-def suggestions_of(profile: Profile, place: Place, count: int = 3) -> Suggestions:
+def suggestions_of(
+    profile: Profile, place: Place, count: int = 3, *, quick: bool = False
+) -> Suggestions:
     """The same for a profile that is there.
 
     Args:
         profile: the model under the run's setup.
         place: the one GPU that it is to fit.
         count: changes, at most.
+        quick: look at changes that need a new trace only where no other is found.
     """
     search = _Search(profile, place)
     base = search.base
     assert base.gpu is not None
-    changes, closest = search.changes(count)
+    changes: tuple[Suggestion, ...] = ()
+    closest = None
+    if quick:
+        with suppress(NotKnownError), profile.known_alone():
+            changes, closest = search.changes(count)
+    if not changes:
+        changes, closest = search.changes(count)
     return Suggestions(
         model=base.model.id,
         gpu=base.gpu.name,

@@ -1,6 +1,9 @@
+import base64
 import dataclasses
 import gzip
+import hashlib
 import json
+import zlib
 from pathlib import Path
 
 import pytest
@@ -10,13 +13,16 @@ from memest.app.question import ExplorerQuestion
 from memest.app.uploads import (
     MAX_CONFIG_BYTES,
     check_question,
+    config_from_link,
+    config_to_link,
     keep_config,
+    kept_config,
     temporary,
 )
 from memest.catalog.models import lookup
 from memest.errors import ConfigError, MemestError, ModelLoadError
 from memest.estimation.gpu_target import calibration_folders
-from support.app_page import Open, metrics, texts
+from support.app_page import Open, metrics, texts, verdict
 
 
 def tiny() -> bytes:
@@ -26,10 +32,48 @@ def tiny() -> bytes:
 
 
 def test_an_uploaded_config_is_kept_and_can_be_named() -> None:
-    ref = keep_config("config.json", tiny())
-    check_question(ExplorerQuestion(ref))
-    assert keep_config("other.json", tiny()) == ref
-    assert json.loads(Path(ref).read_text())["model_type"] == "bert"
+    copy = keep_config("config.json", tiny())
+    check_question(ExplorerQuestion("config.json", upload=copy))
+    assert keep_config("other.json", tiny()) == copy
+    assert json.loads(kept_config(copy).read_text())["model_type"] == "bert"
+
+
+@pytest.mark.parametrize("copy", ["bert-0123456789abcdef.json", "../x-0123456789abcdef.json", ""])
+def test_a_copy_that_is_not_there_is_no_model(copy: str) -> None:
+    with pytest.raises(MemestError):
+        check_question(ExplorerQuestion("config.json", upload=copy))
+
+
+def test_a_small_config_travels_in_a_link() -> None:
+    copy = keep_config("config.json", tiny())
+    text = config_to_link(copy)
+    assert len(text) < 1500
+    kept_config(copy).unlink()  # another server
+    assert config_from_link("mine.json", text) == copy
+    assert json.loads(kept_config(copy).read_text()) == json.loads(tiny())
+
+
+def test_a_large_config_is_named_in_a_link_and_asked_for_elsewhere() -> None:
+    words = [hashlib.sha256(str(n).encode()).hexdigest() for n in range(100)]
+    content = json.dumps({**json.loads(tiny()), "id2label": dict(enumerate(words))}).encode()
+    copy = keep_config("config.json", content)
+    assert config_to_link(copy) == copy
+    assert config_from_link("mine.json", copy) == copy
+    kept_config(copy).unlink()
+    with pytest.raises(MemestError, match="upload it again"):
+        config_from_link("mine.json", copy)
+
+
+@pytest.mark.parametrize("text", ["AAAA", "!", "x" * 1501, ""])
+def test_what_is_no_config_in_a_link_gets_a_sentence(text: str) -> None:
+    with pytest.raises(MemestError, match=r"mine\.json"):
+        config_from_link("mine.json", text)
+
+
+def test_a_link_does_not_unpack_to_more_than_an_upload_may_have() -> None:
+    bomb = base64.urlsafe_b64encode(zlib.compress(b" " * (8 << 20), 9)).decode()
+    with pytest.raises(MemestError, match="more than 1 MiB"):
+        config_from_link("mine.json", bomb)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +95,7 @@ def test_a_wrong_upload_gets_a_sentence(content: bytes, said: str) -> None:
 
 def test_code_of_an_upload_is_never_named() -> None:
     config = {**json.loads(tiny()), "auto_map": {"AutoModel": "evil.Evil"}}
-    kept = Path(keep_config("config.json", json.dumps(config).encode())).read_text()
+    kept = kept_config(keep_config("config.json", json.dumps(config).encode())).read_text()
     assert "auto_map" not in kept
 
 
@@ -81,13 +125,29 @@ def test_a_link_names_no_other_file(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_widget_takes_an_upload_over(open_page: Open) -> None:
     pytest.importorskip("transformers")
-    app = open_page(model="prajjwal1/bert-tiny", batch="2", seq_len="32")
-    app.file_uploader(key="config_file").set_value(("config.json", tiny(), "application/json"))
+    app = open_page(model="prajjwal1/bert-tiny", batch="2", seq_len="32", tab="Take it along")
+    app.file_uploader(key="config_file").set_value(("mine.json", tiny(), "application/json"))
     app.run()
     assert not app.exception
     assert not app.error
-    assert app.selectbox(key="model").value.startswith(str(uploads.user_folder()))
-    assert metrics(app)["Device"].endswith("MiB") or metrics(app)["Device"].endswith("GiB")
+    assert app.selectbox(key="model").value == "mine.json"
+    assert verdict(app) == "Fits"
+    assert "memest estimate mine.json --batch 2" in app.code[0].value
+    everything = texts(app) + str({name: app.query_params[name] for name in app.query_params})
+    assert str(uploads.user_folder()) not in everything
+
+    app.button(key="pin_now").click().run()
+    app.number_input(key="batch").set_value(4).run()
+    assert not app.error
+    assert "Against the pinned scenario" in texts(app)
+    link = {name: app.query_params[name] for name in app.query_params}
+    for copy in (uploads.user_folder() / "uploaded_configs").iterdir():
+        copy.unlink()
+    link.pop("pin")
+    other = open_page(**link)
+    assert not other.error
+    assert other.selectbox(key="model").value == "mine.json"
+    assert verdict(other) == "Fits"
 
 
 @pytest.mark.slow
@@ -97,7 +157,7 @@ def test_the_widget_says_what_is_wrong_with_an_upload(open_page: Open) -> None:
     app.run()
     assert not app.exception
     assert "not valid JSON" in app.error[0].value
-    assert app.selectbox(key="model").value == "bert-large-uncased"
+    assert app.selectbox(key="model").value == "meta-llama/Llama-3.1-8B"
 
 
 @pytest.mark.slow
@@ -138,7 +198,7 @@ def test_a_profile_is_shown_part_by_part(open_page: Open) -> None:
     assert "1.0200" in list(app.dataframe[0].value["factor"])
     app = open_page(tab="Calibration")
     assert metrics(app)["Runs measured"] == "40"
-    assert "before the calibration corrects" in texts(app)
+    assert "before the calibration corrects" in texts(open_page(tab="Timeline"))
     assert "as the calibration corrects it" in texts(open_page("how-it-works"))
     tables = [frame.value for frame in app.dataframe if "raw" in frame.value]
     factors = dict(zip(tables[0]["part"], tables[0]["factor"], strict=True))
@@ -241,7 +301,7 @@ def test_an_export_that_unpacks_to_too_much_is_refused(
 def test_a_config_is_kept_in_its_folder_whatever_it_calls_itself(kind: str) -> None:
     content = json.dumps({"model_type": kind, "hidden_size": 4}).encode()
     try:
-        kept = Path(keep_config("../../config.json", content))
+        kept = kept_config(keep_config("../../config.json", content))
     except MemestError:
         return
     assert kept.parent == uploads.user_folder() / "uploaded_configs"

@@ -3,35 +3,56 @@ import json
 import pytest
 
 import memest
+from memest.app.presets import DEFAULT_QUESTION, PRESETS
 from memest.app.question import ExplorerQuestion
 from memest.units import format_delta, format_size
-from support.app_page import Open, metrics, texts
+from support.app_page import Open, hero, set_option, texts, verdict
 
 MODEL = "bert-large-uncased"
 SMALL = "prajjwal1/bert-tiny"
 """For questions that no shipped profile answers."""
 
 
-def test_the_first_page_answers_at_once_with_verdict_headroom_and_peaks(open_page: Open) -> None:
+ALONG = "Take it along"
+
+
+def peaks(answer: memest.Estimate) -> list[str]:
+    sizes = (answer.peak.allocated_bytes, answer.peak.reserved_bytes, answer.peak.device_bytes)
+    return [format_size(size) for size in sizes]
+
+
+def test_a_first_visit_sees_a_question_its_verdict_and_the_three_peaks(open_page: Open) -> None:
     app = open_page()
-    answer = memest.estimate(MODEL, gpu="rtx-4090")
-    assert metrics(app) == {
-        "Allocated": format_size(answer.peak.allocated_bytes),
-        "Reserved": format_size(answer.peak.reserved_bytes),
-        "Device": format_size(answer.peak.device_bytes),
-    }
-    words = texts(app)
-    assert "Fits" in app.markdown[0].value
-    assert "headroom +" in app.markdown[1].value
-    assert f"**Largest batch:** {answer.max_batch}" in words
-    assert "memest estimate bert-large-uncased --gpu rtx-4090" in words
+    question = DEFAULT_QUESTION
+    answer = memest.estimate(question.model, question.setup, **question.place)
+    assert verdict(app) == "Fits"
+    assert all(size in hero(app) for size in peaks(answer))
+    assert f"free {format_size(answer.gpu.headroom_bytes)}" in " ".join(hero(app).split())
+    assert "Will it fit?" in hero(app)
+    assert "published runs of adapters on one GPU: median error" in hero(app)
+    assert "Smallest card that fits" in hero(app)
+    assert not app.dataframe[0].value.empty
+    assert app.query_params["model"] == question.model
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("name", PRESETS)
+def test_each_example_is_answered_without_a_trace(open_page: Open, name: str) -> None:
+    question = PRESETS[name]
+    model = memest.profile(question.model)
+    with model.known_alone():
+        answer = model.estimate(question.setup, **question.place)
+    assert answer.verdict.value == "fits"
+    app = open_page()
+    app.button_group(key="preset").set_value(name).run()
+    assert not app.exception
+    assert all(size in hero(app) for size in peaks(answer))
+    assert app.query_params["model"] == question.model
+
+
 def test_a_link_brings_its_inputs(open_page: Open) -> None:
     app = open_page(
         model="gpt2", batch="4", seq_len="256", precision="fp16", gpu=["v100", "t4"],
-        checkpointing="full", optim="sgd", grad_accum="2", padded="true",
+        checkpointing="full", optim="sgd", grad_accum="2", padded="true", tab=ALONG,
     )  # fmt: skip
     assert app.code[0].value == (
         "memest estimate gpt2 --batch 4 --seq-len 256 --grad-accum 2 --padded --precision fp16 "
@@ -41,30 +62,51 @@ def test_a_link_brings_its_inputs(open_page: Open) -> None:
         "gpt2", batch=4, seq_len=256, fp16=True, gpu=["v100", "t4"], checkpointing=True,
         optim="sgd", grad_accum=2, padded=True,
     )  # fmt: skip
-    assert metrics(app)["Device"] == format_size(answer.peak.device_bytes)
+    assert peaks(answer)[2] in hero(app)
+    chips = {str(button.key) for button in app.button if str(button.key).startswith("drop ")}
+    assert chips == {"drop padded", "drop gpu"}
 
 
-def test_values_that_cannot_be_are_dropped_from_a_link(open_page: Open) -> None:
-    app = open_page(batch="-3", precision="fp8")
+def test_a_link_without_a_model_asks_about_the_one_that_it_always_did(open_page: Open) -> None:
+    app = open_page(batch="4")
+    assert app.selectbox(key="model").value == MODEL
+    assert app.selectbox(key="gpu").value == "rtx-4090"
+
+
+def test_values_that_cannot_be_are_named_and_left_out(open_page: Open) -> None:
+    app = open_page(batch="-3", precision="fp8", grad_accum="2")
     assert app.number_input(key="batch").value == 8
-    assert not app.error
+    assert app.number_input(key="grad_accum").value == 2
+    said = " ".join(warning.value for warning in app.warning)
+    assert "batch=-3 of the link was left out" in said
+    assert "it must be 1 to" in said
+    assert "fp32" in said
+    app.number_input(key="batch").set_value(4).run()
+    assert not app.warning
 
 
-def test_the_verdict_changes_with_the_batch(open_page: Open) -> None:
-    app = open_page()
-    assert "Fits" in app.markdown[0].value
+def test_the_verdict_changes_with_the_batch_and_back_with_the_url(open_page: Open) -> None:
+    app = open_page(model=MODEL, gpu="rtx-4090", tab=ALONG)
+    assert verdict(app) == "Fits"
+    before = {name: app.query_params[name] for name in app.query_params}
     app.number_input(key="batch").set_value(64).run()
     assert not app.exception
-    assert "Does not fit" in app.markdown[0].value
-    assert "headroom -" in app.markdown[1].value
+    assert verdict(app) == "Does not fit"
+    assert "too little" in hero(app)
     assert "--batch 64" in app.code[0].value
+    assert app.query_params["batch"] == "64"
+    app.query_params.clear()
+    app.query_params.update(before)  # what the browser's Back does
+    app.run()
+    assert app.number_input(key="batch").value == 8
+    assert verdict(app) == "Fits"
 
 
 def test_what_makes_it_fit_is_one_click_away(open_page: Open) -> None:
-    app = open_page(model=MODEL, gpu=["t4"], precision="fp16", batch="64")
-    assert "Does not fit" in app.markdown[0].value
+    app = open_page(model=MODEL, gpu=["t4"], precision="fp16", batch="64", tab=ALONG)
+    assert verdict(app) == "Does not fit"
     options = {"batch": 64, "precision": "fp16", "gpu": "t4"}
-    found = memest.suggest(MODEL, **options)
+    found = memest.suggest(MODEL, quick=True, **options)
     buttons = {b.key: b for b in app.button if str(b.key).startswith("apply ")}
     assert list(buttons) == [f"apply {change.arguments}" for change in found.changes]
     gains = [format_delta(-change.gain_bytes) for change in found.changes]
@@ -72,20 +114,33 @@ def test_what_makes_it_fit_is_one_click_away(open_page: Open) -> None:
 
     buttons["apply --checkpointing full"].click().run()
     assert not app.exception
-    assert "Fits" in app.markdown[0].value
+    assert verdict(app) == "Fits"
     assert "--checkpointing full" in app.code[0].value
+
+
+def test_the_method_is_one_choice_and_its_options_are_chips(open_page: Open) -> None:
+    app = open_page(model="meta-llama/Llama-3.1-8B", precision="bf16", checkpointing="full")
+    app.button_group(key="method").set_value("QLoRA").run()
+    assert {name: app.query_params[name] for name in ("lora_r", "qlora")} == {
+        "lora_r": "16", "qlora": "true",
+    }  # fmt: skip
+    app.button(key="drop qlora").click().run()
+    assert app.button_group(key="method").value == "LoRA"
+    app.button_group(key="method").set_value("Full").run()
+    assert not [button for button in app.button if str(button.key).startswith("drop ")]
+    assert not app.exception
 
 
 @pytest.mark.slow
 def test_each_input_reaches_the_question(open_page: Open) -> None:
-    app = open_page(model=SMALL)
+    app = open_page(model=SMALL, tab=ALONG)
     app.selectbox(key="optim").set_value("sgd_momentum").run()
-    app.selectbox(key="dtype").set_value("bfloat16").run()
-    app.selectbox(key="attn_implementation").set_value("eager").run()
+    set_option(app, "dtype", "selectbox", "bfloat16")
+    set_option(app, "attn_implementation", "selectbox", "eager")
     app.selectbox(key="checkpointing").set_value("full").run()
     app.number_input(key="grad_accum").set_value(2).run()
     app.number_input(key="seq_len").set_value(128).run()
-    app.multiselect(key="gpu").set_value(["l4"]).run()
+    app.selectbox(key="gpu").set_value("l4").run()
     assert not app.exception
     assert app.code[0].value == (
         f"memest estimate {SMALL} --seq-len 128 --grad-accum 2 --dtype bfloat16 --optim "
@@ -120,10 +175,10 @@ def test_each_input_reaches_the_question(open_page: Open) -> None:
 def test_every_kind_of_further_option_works(
     open_page: Open, key: str, kind: str, value: object, flag: str
 ) -> None:
-    app = open_page(model=SMALL)
+    app = open_page(model=SMALL, tab=ALONG)
     if kind == "segmented_control":
         kind = "button_group"
-    getattr(app, kind)(key=key).set_value(value).run()
+    set_option(app, key, kind, value)
     assert not app.exception
     assert not app.error
     assert flag in app.code[0].value
@@ -145,7 +200,7 @@ def test_the_json_is_what_the_command_line_prints(
     question = ExplorerQuestion.of(
         MODEL, {"batch": 4, "precision": "fp16", "gpu": ("rtx-3090", "t4")}
     )
-    open_page(batch="4", precision="fp16", gpu=["rtx-3090", "t4"])
+    open_page(batch="4", precision="fp16", gpu=["rtx-3090", "t4"], tab=ALONG)
     assert run([*question.words("estimate")[1:], "--json"]) == 0
     assert capsys.readouterr().out == offered["JSON"]
     answer = json.loads(str(offered["JSON"]))
@@ -177,7 +232,7 @@ def test_the_json_is_what_the_command_line_prints(
 )
 def test_an_error_is_its_sentence(open_page: Open, inputs: dict[str, str], said: str) -> None:
     app = open_page(**inputs)
-    assert len(app.error) >= 1
+    assert len(app.error) + len(app.warning) >= 1
     assert said in texts(app)
     assert "Traceback" not in texts(app)
     assert "Unexpected" not in texts(app)
@@ -193,37 +248,42 @@ def test_a_file_of_the_machine_is_not_read_for_a_link(open_page: Open, tmp_path:
 
 
 def test_pinning_shows_every_change_as_a_difference_with_its_reason(open_page: Open) -> None:
-    app = open_page()
-    assert all(not metric.delta for metric in app.metric)
+    app = open_page(model=MODEL, gpu="rtx-4090")
+    before = memest.estimate(MODEL, gpu="rtx-4090")
     app.button(key="pin_now").click().run()
     assert app.text_input(key="pin").value == "bert-large-uncased gpu=rtx-4090"
     app.number_input(key="batch").set_value(16).run()
     assert not app.exception
-    assert all(metric.delta.startswith("+") for metric in app.metric[:3])
+    after = memest.estimate(MODEL, gpu="rtx-4090", batch=16)
+    change = format_delta(after.peak.device_bytes - before.peak.device_bytes)
+    assert change in hero(app)
     assert "Against the pinned scenario" in texts(app)
     assert "activations" in texts(app)
+    assert app.query_params["pin"] == "bert-large-uncased gpu=rtx-4090"
     app.button(key="unpin").click().run()
-    assert all(not metric.delta for metric in app.metric)
+    assert change not in hero(app)
+    assert "pin" not in app.query_params
 
 
 @pytest.mark.slow
 def test_a_pinned_scenario_comes_with_the_link(open_page: Open) -> None:
     app = open_page(pin="bert-large-uncased batch=4 fp16", batch="8")
-    assert all(metric.delta for metric in app.metric[:3])
+    assert "Against the pinned scenario" in texts(app)
     app = open_page(pin="bert-large-uncased bach=4")
     assert "bach" in app.error[0].value
 
 
-def test_without_a_gpu_the_common_ones_are_shown(open_page: Open) -> None:
-    app = open_page(gpu="")
-    assert "No gpu named" in app.markdown[0].value
-    assert "headroom" in app.dataframe[0].value
-    assert len(app.dataframe[0].value) > 10
+@pytest.mark.parametrize("gpu", ["", "none"])
+def test_without_a_gpu_the_common_ones_are_shown(open_page: Open, gpu: str) -> None:
+    app = open_page(model=MODEL, gpu=gpu)
+    assert "No GPU named" in hero(app)
+    assert "Smallest card that fits: RTX 3060" in hero(app)
+    assert app.query_params["gpu"] == "none"
 
 
 def test_the_breakdown_adds_up_to_the_device_peak(open_page: Open) -> None:
     app = open_page()
-    table = app.dataframe[1].value
+    table = app.dataframe[0].value
     *parts, total = list(table["bytes"])
     assert sum(parts) == total
 

@@ -1,0 +1,208 @@
+"""The answer at a glance: the verdict, a bar of memory that fills the card, the three peaks."""
+
+from __future__ import annotations
+
+import functools
+import re
+from html import escape
+
+from memest.app.theme import VERDICT_INKS
+from memest.catalog.spec import list_gpus
+from memest.report.memory_bar import BarSegment, MemoryBar, memory_bar
+from memest.report.result import Estimate, Verdict
+from memest.report.words import moment_text
+from memest.units import format_delta, format_size
+
+__all__ = ["STYLE", "hero", "short_gpu"]
+
+_PEAKS = (
+    ("allocated", "allocated_bytes", "tensors (max_memory_allocated)"),
+    ("reserved", "reserved_bytes", "and PyTorch's cache (max_memory_reserved)"),
+    ("device", "device_bytes", "and CUDA's own (nvidia-smi)"),
+)
+_WORDS = {
+    Verdict.FITS: "Fits",
+    Verdict.RELEASES_CACHE: "Fits by releasing cache",
+    Verdict.TIGHT: "Tight",
+    Verdict.CANNOT_SAY: "Cannot say",
+    Verdict.DOES_NOT_FIT: "Does not fit",
+    Verdict.UNKNOWN: "No GPU named",
+}
+
+STYLE = """
+.mm-verdict {display:flex; align-items:baseline; gap:.6rem; flex-wrap:wrap; margin:0 0 .45rem}
+.mm-verdict b {font-size:1.65rem; line-height:1.2; font-weight:700}
+.mm-verdict span {font-size:1rem; opacity:.85}
+.mm-bar {position:relative; display:flex; height:4.1rem; border-radius:.45rem; overflow:hidden;
+  background:rgba(128,138,150,.16); border:1px solid rgba(128,138,150,.55)}
+.mm-seg, .mm-free {display:flex; flex-direction:column; min-width:0;
+  justify-content:center; overflow:hidden; white-space:nowrap; font-size:.8rem; line-height:1.25;
+  padding:0 .4rem; box-sizing:border-box}
+.mm-seg {flex:none; box-shadow:inset -1px 0 0 rgba(255,255,255,.55); padding:0}
+.mm-seg div {padding:0 .4rem; overflow:hidden; text-overflow:ellipsis}
+.mm-seg div+div, .mm-free div+div {font-weight:600}
+.mm-free {flex:1; align-items:center}
+.mm-range {position:absolute; top:0; bottom:0; min-width:2px; opacity:.8;
+  border-left:1px solid #333; border-right:1px solid #333;
+  background:repeating-linear-gradient(135deg, rgba(20,20,20,.65) 0 2px,
+  rgba(255,255,255,.65) 2px 5px)}
+.mm-edge {position:absolute; top:0; bottom:0; right:0; border-left:3px solid #cf222e;
+  background:repeating-linear-gradient(45deg, rgba(207,34,46,.28) 0 6px, transparent 6px 12px)}
+.mm-scale {display:flex; justify-content:space-between; gap:1rem; font-size:.8rem; opacity:.85;
+  margin:.25rem 0 0; flex-wrap:wrap}
+.mm-parts {display:flex; flex-wrap:wrap; gap:.1rem .9rem; font-size:.8rem; margin:.2rem 0 0}
+.mm-wide {display:none}
+.mm-parts i {display:inline-block; width:.7em; height:.7em; margin-right:.35em; border-radius:2px}
+.mm-why {margin:.4rem 0 0 !important; font-size:.95rem}
+.mm-peaks {display:grid; grid-template-columns:1fr; gap:.42rem; margin:0}
+.mm-peaks dt {font-size:.8rem; opacity:.85; margin:0}
+.mm-peaks dd {margin:0; font-size:1.05rem; font-weight:600; line-height:1.2}
+.mm-peaks small {font-weight:400; font-size:.8rem; opacity:.85}
+.mm-strip {display:flex; flex-wrap:wrap; gap:.3rem .35rem; align-items:center; font-size:.82rem}
+.mm-strip b {margin-right:.5rem; font-weight:600}
+.mm-card {padding:.12rem .5rem; border-radius:.8rem; border:1px solid; white-space:nowrap}
+.mm-fits {color:light-dark(#0b6b2d, #4cc26a); background:rgba(27,127,55,.1)}
+.mm-tight {color:light-dark(#7a4f00, #e3b341); background:rgba(154,103,0,.1)}
+.mm-no {color:light-dark(#b3161f, #ff7b72); background:rgba(207,34,46,.08)}
+@media (max-width: 640px) {.mm-wide {display:inline} .mm-bar {height:2.4rem}
+  .mm-bar div div {display:none}
+  .mm-peaks {grid-template-columns:repeat(3, 1fr)} .mm-peaks dt span {display:none}}
+"""
+"""Style sheet of what is made here."""
+
+
+_MAKER = re.compile(r"\b(NVIDIA|GeForce|Tesla|AMD|Instinct) ")
+_SOCKET = re.compile(r"[- ](SXM\d?|HBM\d\w?)\b")
+
+
+@functools.cache
+def short_gpu(name: str) -> str:
+    """A GPU's name as people say it: ``RTX 4090``, ``T4``, ``A100-40GB``."""
+    short = _MAKER.sub("", name)
+    shorter = _SOCKET.sub("", short)
+    same = [spec for spec in list_gpus() if _SOCKET.sub("", _MAKER.sub("", spec.name)) == shorter]
+    return shorter if len(same) < 2 else short
+
+
+def hero(answer: Estimate, pinned: Estimate | None = None) -> tuple[str, str]:
+    """The hero as HTML: the bar with the verdict, and the peaks to stand beside it.
+
+    Args:
+        answer: of the question.
+        pinned: an answer to tell the difference from.
+    """
+    bar = memory_bar(answer)
+    reason = f'<p class="mm-why">{escape(_why(answer))}</p>'
+    main = (_verdict(answer), _bar(bar), _scale(bar, answer), _parts(bar), reason)
+    return "".join(main), _peaks(answer, pinned)
+
+
+def _why(answer: Estimate) -> str:
+    """One sentence: when the run is fullest, and with what."""
+    largest = max(answer.breakdown, key=lambda row: row.bytes, default=None)
+    sentence = f"Fullest {moment_text(answer)}"
+    if largest is not None and answer.peak.allocated_bytes:
+        share = largest.bytes / answer.peak.allocated_bytes
+        sentence += f"; {share:.0%} of the tensors are {largest.category.value} then"
+    return f"{sentence}."
+
+
+def _verdict(answer: Estimate) -> str:
+    verdict, gpu = answer.verdict, answer.gpu
+    words = _WORDS[verdict]
+    if gpu is None:
+        place = "this is what it needs"
+    else:
+        place = f"on {short_gpu(gpu.name)}"
+        if gpu.reason:
+            place += f": {gpu.reason}"
+    ink = VERDICT_INKS[verdict.value]
+    return (
+        f'<div class="mm-verdict"><b style="color:{ink}">{escape(words)}</b>'
+        f"<span>{escape(place)}</span></div>"
+    )
+
+
+_NARROW = 0.07
+"""Segments below this share of the bar have their names below it."""
+
+
+def _segment(bar: MemoryBar, segment: BarSegment) -> str:
+    inside = ""
+    if bar.share(segment.bytes) >= _NARROW:
+        inside = f"<div>{escape(segment.name)}</div><div>{format_size(segment.bytes)}</div>"
+    return (
+        f'<div class="mm-seg" style="width:{bar.share(segment.bytes):.4%};'
+        f'background:{segment.colour};color:{segment.ink}" title="{escape(segment.words)}">'
+        f"{inside}</div>"
+    )
+
+
+def _bar(bar: MemoryBar) -> str:
+    inside = "".join(_segment(bar, segment) for segment in bar.segments)
+    free, usable = bar.free_bytes, bar.usable_bytes
+    if free is not None and free > 0:
+        room = (
+            f"<div>free</div><div>{format_size(free)}</div>" if bar.share(free) >= _NARROW else ""
+        )
+        inside += f'<div class="mm-free" title="free: {format_size(free)}">{room}</div>'
+    left, width = bar.share(bar.low_bytes), bar.share(bar.high_bytes - bar.low_bytes)
+    span = f"{format_size(bar.low_bytes)} to {format_size(bar.high_bytes)}"
+    inside += (
+        f'<div class="mm-range" style="left:{left:.4%};width:{width:.4%}" '
+        f'title="range of the device peak: {span}"></div>'
+    )
+    if usable is not None and usable < bar.whole_bytes:
+        inside += f'<div class="mm-edge" style="left:{bar.share(usable):.4%}"></div>'
+    words = ", ".join(segment.words for segment in bar.segments)
+    return f'<div class="mm-bar" role="img" aria-label="Memory: {escape(words)}">{inside}</div>'
+
+
+def _scale(bar: MemoryBar, answer: Estimate) -> str:
+    """The range, and what the card has, below the bar."""
+    span = f"range {format_size(bar.low_bytes)} to {format_size(bar.high_bytes)}"
+    left = [f"<span>{span}</span>"]
+    if answer.gpu is not None:
+        free = bar.free_bytes or 0
+        if free < 0:
+            left.append(f"<span><b>{format_size(-free)} too little</b></span>")
+        name = short_gpu(answer.gpu.name)
+        usable = format_size(answer.gpu.usable_bytes)
+        left.append(f"<span>{escape(name)} has {usable} for PyTorch</span>")
+    return f'<div class="mm-scale">{"".join(left)}</div>'
+
+
+def _parts(bar: MemoryBar) -> str:
+    """Names and sizes of what is too narrow for them: some segments; on a phone all of them."""
+    rows = [
+        (segment.colour, segment.name, segment.bytes, bar.share(segment.bytes) >= _NARROW)
+        for segment in bar.segments
+    ]
+    if bar.free_bytes is not None and bar.free_bytes > 0:
+        rows.append(("transparent", "free", bar.free_bytes, bar.share(bar.free_bytes) >= _NARROW))
+    inside = "".join(
+        f'<span class="{"mm-wide" if wide else ""}"><i style="background:{colour}"></i>'
+        f"{escape(name)} {format_size(size)}</span>"
+        for colour, name, size, wide in rows
+    )
+    return f'<div class="mm-parts" aria-hidden="true">{inside}</div>'
+
+
+def _peaks(answer: Estimate, pinned: Estimate | None) -> str:
+    rows = []
+    for name, field, words in _PEAKS:
+        size = getattr(answer.peak, field)
+        change = ""
+        if pinned is not None:
+            change = f" <small>{format_delta(size - getattr(pinned.peak, field))}</small>"
+        rows.append(
+            f"<div><dt><b>{name}</b><span>: {words}</span></dt>"
+            f"<dd>{format_size(size)}{change}</dd></div>"
+        )
+    if answer.peak.managed_bytes:
+        paged = format_size(answer.peak.managed_bytes)
+        rows.append(
+            f"<div><dt><b>paged</b><span>: optimizer states in managed memory, which no counter "
+            f"sees</span></dt><dd>{paged}</dd></div>"
+        )
+    return f'<dl class="mm-peaks">{"".join(rows)}</dl>'

@@ -1,0 +1,85 @@
+"""What options are called on a page: words of people, not flags."""
+
+from __future__ import annotations
+
+from memest.config.option import Option
+
+__all__ = ["label_of", "value_words"]
+
+_LABELS = {
+    "batch": "Batch",
+    "seq_len": "Length",
+    "target_len": "Length of targets",
+    "image_size": "Image side",
+    "audio_seconds": "Seconds of sound",
+    "grad_accum": "Accumulation",
+    "optim": "Optimizer",
+    "dtype": "Weights' dtype",
+    "attn_implementation": "Attention",
+    "sdpa_backend": "Kernel of SDPA",
+    "num_gpus": "GPUs",
+    "num_steps": "Steps simulated",
+    "alloc_conf": "Allocator settings",
+    "lora_r": "LoRA rank",
+    "lora_alpha": "LoRA alpha",
+    "lora_dropout": "LoRA dropout",
+    "lora_target_modules": "LoRA's modules",
+    "peft": "Kind of adapters",
+    "adapter": "Adapters' configuration",
+    "qlora": "QLoRA",
+    "fsdp": "FSDP",
+    "zero": "ZeRO stage",
+    "zero_settings": "DeepSpeed's settings",
+    "tp": "Tensor parallel",
+    "cp": "Context parallel",
+    "sp": "Sequence parallel (Ulysses)",
+    "ep": "Expert parallel",
+    "pp": "Pipeline stages",
+    "tf32": "TF32",
+    "gpu_memory": "Memory of the GPU",
+    "device_context": "CUDA context",
+    "eval_batch": "Batch of evaluation",
+    "eval_samples": "Samples of evaluation",
+    "num_labels": "Labels",
+    "use_cache": "Cache of keys and values",
+}
+"""Where the flag alone says too little."""
+_WORDS = {
+    "lora": "LoRA",
+    "dora": "DoRA",
+    "rslora": "rsLoRA",
+    "fsdp": "FSDP",
+    "ddp": "DDP",
+    "nccl": "NCCL",
+    "cpu": "CPU",
+    "ram": "RAM",
+    "mb": "MB",
+    "gpu": "GPU",
+    "gpus": "GPUs",
+    "bnb": "bitsandbytes",
+    "llm": "LLM",
+    "kbit": "k-bit training",
+    "peft": "PEFT",
+    "tp": "tensor parallel:",
+    "cp": "context parallel:",
+    "pp": "pipeline:",
+    "sdpa": "SDPA",
+}
+
+
+def label_of(option: Option) -> str:
+    """What an option is called."""
+    label = _LABELS.get(option.name)
+    if label is None:
+        flag = option.flags[0].removeprefix("--").replace("-", " ")
+        label = " ".join(_WORDS.get(word, word) for word in flag.split())
+    return label[0].upper() + label[1:]
+
+
+def value_words(value: object) -> str:
+    """A value as a person writes it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

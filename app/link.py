@@ -1,0 +1,250 @@
+"""The URL as the state of a session: a question and a page's own inputs, written and read back.
+
+Every change writes all of it at once: the browser's Back leads to the question before.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import streamlit as st
+
+from memest.app.presets import DEFAULT_GPU, DEFAULT_MODEL, DEFAULT_QUESTION
+from memest.app.question import ExplorerQuestion
+from memest.app.uploads import config_from_link, config_to_link
+from memest.config.options import find_option
+from memest.config.spelling import option_texts, read_scenario
+from memest.errors import ConfigError, MemestError
+
+__all__ = [
+    "asked",
+    "change",
+    "linked",
+    "open_link",
+    "page_value",
+    "problems",
+    "read_question",
+    "set_page_value",
+    "write_link",
+]
+
+NO_GPU = "none"
+_CONFIG = "config"
+_QUESTION, _PROBLEMS, _WRITTEN, _VALUES, _DEFAULTS, _TAKEN, _PAGE = (
+    f"link {name}"
+    for name in ("question", "problems", "written", "values", "defaults", "taken", "page")
+)
+"""What the state of a session keeps here; no widget has such a key."""
+
+Params = Mapping[str, list[str]]
+
+
+# -- the question ---------------------------------------------------------------------------------
+
+
+def asked() -> ExplorerQuestion:
+    """The question that this session asks."""
+    question: ExplorerQuestion = st.session_state.get(_QUESTION, DEFAULT_QUESTION)
+    return question
+
+
+def change(question: ExplorerQuestion) -> None:
+    """Ask another question; what a link said wrong is no longer of interest."""
+    st.session_state[_QUESTION] = question
+    st.session_state[_PROBLEMS] = ()
+
+
+def problems() -> tuple[str, ...]:
+    """What the link that was opened says and what is not legal: each a sentence."""
+    found: tuple[str, ...] = st.session_state.get(_PROBLEMS, ())
+    return found
+
+
+def read_question(params: Params) -> tuple[ExplorerQuestion, tuple[str, ...]]:
+    """The question of a URL, and what in it is not legal and was left out.
+
+    Args:
+        params: values of each parameter; those that are no option are not looked at.
+    """
+    if not params:
+        return DEFAULT_QUESTION, ()
+    options: dict[str, Any] = {"gpu": (DEFAULT_GPU,)}
+    said: list[str] = []
+    for name, values in params.items():
+        try:
+            option = find_option(name)
+        except ConfigError:
+            continue
+        try:
+            if option.name == "gpu":
+                options["gpu"] = tuple(value for value in values if value not in ("", NO_GPU))
+                continue
+            text = " ".join(_word(name, value) for value in values)
+            read = read_scenario(text)
+            if not option.names_file:  # no file is opened because a link names it
+                ExplorerQuestion.of("", read).check_values()
+            options |= read
+        except MemestError as error:
+            said.append(f"{name}={','.join(values)} of the link was left out: {error}")
+    model, upload = params.get("model", [DEFAULT_MODEL])[-1].strip(), ""
+    if _CONFIG in params:
+        try:
+            upload = config_from_link(model, params[_CONFIG][-1])
+        except (MemestError, OSError) as error:
+            said.append(f"The configuration in the link cannot be read: {error}")
+    return ExplorerQuestion.of(model, options, upload), tuple(said)
+
+
+def _word(name: str, value: str) -> str:
+    word = name.replace("_", "-")
+    if value.lower() == "true":
+        return word
+    if value.lower() == "false":
+        return f"no-{word}"
+    return shlex.quote(f"{word}={value}")
+
+
+def _params_of(question: ExplorerQuestion) -> dict[str, list[str]]:
+    """A question as parameters of the URL, for :func:`read_question`."""
+    params = {"model": [question.model]}
+    if question.upload:
+        params[_CONFIG] = [config_to_link(question.upload)]
+    params["gpu"] = list(question.gpus) or [NO_GPU]
+    for name, value in question.options:
+        if name != "gpu":
+            params[name] = option_texts(name, value)
+    return params
+
+
+# -- inputs of a page -----------------------------------------------------------------------------
+
+
+def linked(name: str, default: Any, legal: Iterable[Any] | None = None) -> dict[str, Any]:
+    """Let an input of a page live in the URL: what its widget is given besides.
+
+    The value is kept here, not by the widget: a run that another one cuts short has not drawn it,
+    and the browser would say what stood there before.
+
+    Args:
+        name: of the parameter, and key of the widget.
+        default: the value that is left out of the URL; its type is that of the others.
+        legal: what it may be, or each of several; anything, if None.
+    """
+    value = page_value(name, default)
+    if legal is not None:
+        choices = list(legal)
+        if isinstance(default, list):
+            value = [each for each in value if each in choices]
+        elif value not in choices:
+            value = default
+    st.session_state[name] = value
+    return {"key": name, "on_change": _take, "args": (name,)}
+
+
+def page_value(name: str, default: Any) -> Any:
+    """The value of an input of a page, before or after it is drawn."""
+    value = _values().get(name, default)
+    _defaults()[name] = default
+    _page_names().add(name)
+    if isinstance(value, list) and name not in _taken():
+        value = _values()[name] = _typed(value, default)
+    return value
+
+
+def set_page_value(name: str, value: Any) -> None:
+    """Give an input of a page another value."""
+    _values()[name] = value
+    _taken().add(name)
+
+
+def _take(name: str) -> None:
+    set_page_value(name, st.session_state[name])
+
+
+def _taken() -> set[str]:
+    """Inputs whose values are no texts of a link."""
+    names: set[str] = st.session_state.setdefault(_TAKEN, set())
+    return names
+
+
+def _typed(texts: list[str], default: Any) -> Any:
+    """What a link says, in the type of an input's default; that where it cannot be."""
+    if isinstance(default, list):
+        return texts
+    text = texts[-1] if texts else ""
+    if isinstance(default, bool):
+        return text.lower() == "true"
+    if isinstance(default, int):
+        return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else default
+    return text
+
+
+def _values() -> dict[str, Any]:
+    values: dict[str, Any] = st.session_state.setdefault(_VALUES, {})
+    return values
+
+
+def _defaults() -> dict[str, Any]:
+    defaults: dict[str, Any] = st.session_state.setdefault(_DEFAULTS, {})
+    return defaults
+
+
+def _page_names() -> set[str]:
+    names: set[str] = st.session_state.setdefault(f"{_PAGE} {st.session_state[_PAGE]}", set())
+    return names
+
+
+def _page_params() -> dict[str, list[str]]:
+    params = {}
+    for name in sorted(_page_names()):
+        value = _values().get(name)
+        if value in (None, _defaults().get(name), []):
+            continue
+        if isinstance(value, bool):
+            value = str(value).lower()
+        params[name] = list(map(str, value)) if isinstance(value, (list, tuple)) else [str(value)]
+    return params
+
+
+# -- the URL --------------------------------------------------------------------------------------
+
+
+def open_link(page: str) -> None:
+    """Take over what the URL says, where somebody else wrote it: a link, or the browser's Back.
+
+    Args:
+        page: path of the page; its menu leads to it without parameters, and changes no question.
+    """
+    st.session_state[_PAGE] = page
+    params = {name: st.query_params.get_all(name) for name in st.query_params}
+    if params == st.session_state.get(_WRITTEN) or (not params and _QUESTION in st.session_state):
+        return
+    question, said = read_question(params)
+    st.session_state[_QUESTION], st.session_state[_PROBLEMS] = question, said
+    own = {name: values for name, values in params.items() if not _is_of_question(name)}
+    for name in {*own, *_page_names()}:
+        _values().pop(name, None)
+        _taken().discard(name)
+    _values().update(own)
+    _page_names().update(own)
+
+
+def _is_of_question(name: str) -> bool:
+    if name in ("model", _CONFIG):
+        return True
+    try:
+        find_option(name)
+    except ConfigError:
+        return False
+    return True
+
+
+def write_link() -> None:
+    """Write the question and the page's inputs into the URL, if they are others than there."""
+    params = _params_of(asked()) | _page_params()
+    st.session_state[_WRITTEN] = params
+    now = {name: st.query_params.get_all(name) for name in st.query_params}
+    if params != now:
+        st.query_params.from_dict(params)
