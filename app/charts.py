@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
 from altair.utils import schemapi
 
-from memest.report.layers import LayerBlock, PhaseRow
-from memest.report.max_batch_result import MaxBatch
+from memest.report.layers import PhaseRow
 from memest.report.parts import PART_COLOURS, parts_of
 from memest.report.result import Estimate, GpuFit
 from memest.units import GIB, format_size
@@ -20,8 +19,6 @@ __all__ = [
     "breakdown_chart",
     "breakdown_rows",
     "disable_validation",
-    "frontier_chart",
-    "layers_chart",
     "timeline_chart",
     "to_chart",
 ]
@@ -37,6 +34,8 @@ _ABOVE = alt.Axis(
     domain=False,
 )
 """Names above their bars: beside them they take the room that a phone does not have."""
+_LEVEL_PHASES = 9
+"""Phases up to which the names below them lie level."""
 _NAMED_PHASES = 30
 """Phases beside each other up to which each has its name below it."""
 _LINES = ("#cf222e", "#8250df", "#9a6700", "#1a7f37", "#0969da", "#bf3989")
@@ -91,7 +90,7 @@ def breakdown_chart(runs: Sequence[tuple[str, Estimate]], gpus: Iterable[GpuFit]
         .mark_bar(size=28)
         .encode(
             y=y,
-            x=alt.X("GiB:Q", stack="zero", title="GiB", axis=alt.Axis(format="~g", tickCount=6)),
+            x=alt.X("GiB:Q", stack="zero", title="GiB", axis=alt.Axis(format="~f", tickCount=6)),
             color=alt.Color(
                 "part:N",
                 scale=parts,
@@ -173,27 +172,40 @@ def _bar_words(name: str, estimate: Estimate) -> str:
     )
 
 
-def _parts_in(names: Iterable[str]) -> alt.Scale:
-    """The colours of the parts that are there."""
-    name_set = set(names)
-    present = [name for name in PART_COLOURS if name in name_set]
-    return alt.Scale(domain=present, range=[PART_COLOURS[name] for name in present])
+def _parts_in(shown: Iterable[str], names: Mapping[str, str] | None = None) -> alt.Scale:
+    """The colours of the parts that are there.
+
+    Args:
+        shown: what they are called.
+        names: that by the parts' own names, where it is something else.
+    """
+    names = names or {}
+    shown_set = set(shown)
+    colours = {names.get(name, name): colour for name, colour in PART_COLOURS.items()}
+    present = [name for name in colours if name in shown_set]
+    return alt.Scale(domain=present, range=[colours[name] for name in present])
 
 
 def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
     """What is alive by category at the highest moment of each phase, and what is reserved."""
     order = [row.label for row in rows]
+    fullest = max(rows, key=lambda row: row.allocated_bytes, default=None)
+    names = {
+        part.category.value: f"{part.category.value} {format_size(part.bytes)}"
+        for part in (() if fullest is None else fullest.breakdown)
+    }
     live_parts = [
         {
             "phase": row.label,
             "order": place,
-            "part": part.category.value,
+            "part": names.get(part.category.value, part.category.value),
             "GiB": part.bytes / GIB,
             "size": format_size(part.bytes),
             "allocated": format_size(row.allocated_bytes),
         }
         for row in rows
         for place, part in enumerate(row.breakdown)
+        if part.bytes
     ]
     reserved_line = [
         {
@@ -209,7 +221,11 @@ def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
         "phase:N",
         sort=order,
         title=None,
-        axis=alt.Axis(labelAngle=-60, labelLimit=130, labelOverlap=hidden),
+        axis=alt.Axis(
+            labelAngle=-60 if len(rows) > _LEVEL_PHASES else 0,
+            labelLimit=130,
+            labelOverlap=hidden,
+        ),
     )
     bars = (
         alt.Chart(alt.Data(values=live_parts))
@@ -219,9 +235,13 @@ def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
             y=alt.Y("GiB:Q", stack="zero", title="GiB"),
             color=alt.Color(
                 "part:N",
-                scale=_parts_in(part.category.value for row in rows for part in row.breakdown),
+                scale=_parts_in((row["part"] for row in live_parts), names),
                 legend=alt.Legend(
-                    orient="bottom", columns=2, title=None, symbolType="square", labelLimit=150
+                    orient="bottom",
+                    columns=4,
+                    title="at the fullest moment",
+                    symbolType="square",
+                    labelLimit=220,
                 ),
             ),
             order=alt.Order("order:Q"),
@@ -263,7 +283,9 @@ def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
         bars,
         line,
         mark.mark_point(size=180, filled=True, color="#cf222e", shape="diamond"),
-        mark.mark_text(dy=-14, color="#cf222e", fontWeight="bold").encode(text=alt.Text("peak:N")),
+        mark.mark_text(dy=-14, color="#d9444f", fontSize=13, fontWeight="bold").encode(
+            text=alt.Text("peak:N")
+        ),
     ).properties(height=430)
     words = "; ".join(
         f"{row.label}: allocated {format_size(row.allocated_bytes)}, reserved "
@@ -275,76 +297,3 @@ def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
         "Memory by category at the highest moment of each phase; the peak is "
         f"{peak_words}. {words}.",
     )
-
-
-def layers_chart(blocks: Sequence[LayerBlock]) -> Chart:
-    """Activations at the peak and parameters of the biggest parts of the model."""
-    values = [
-        {
-            "layer": f"{block.name} ({block.count} ×)" if block.count > 1 else block.name,
-            "kind": kind,
-            "GiB": size * block.count / GIB,
-            "size": format_size(size * block.count),
-        }
-        for block in blocks
-        for kind, size in (
-            ("activations", block.activation_bytes),
-            ("parameters", block.parameter_bytes),
-        )
-    ]
-    chart = (
-        alt.Chart(alt.Data(values=values))
-        .mark_bar()
-        .encode(
-            y=alt.Y("layer:N", sort=None, title=None, axis=alt.Axis(labelLimit=150)),
-            x=alt.X("GiB:Q", title="GiB of all of them"),
-            color=alt.Color(
-                "kind:N",
-                scale=alt.Scale(domain=["activations", "parameters"], range=["#d55e00", "#0072b2"]),
-                legend=alt.Legend(orient="top", title=None),
-            ),
-            tooltip=[alt.Tooltip("layer:N"), alt.Tooltip("kind:N"), alt.Tooltip("size:N")],
-        )
-        .properties(height=alt.Step(26))
-    )
-    words = "; ".join(f"{v['layer']} {v['kind']} {v['size']}" for v in values)
-    return to_chart(chart, f"Memory by layer. {words}.")
-
-
-def frontier_chart(frontier: Sequence[tuple[float, MaxBatch]], unit: str = "tokens") -> Chart:
-    """The largest batch over lengths, a line for each GPU.
-
-    Args:
-        frontier: lengths and what was found at each.
-        unit: what a length counts: tokens, pixels, seconds.
-    """
-    values = [
-        {
-            "length": length,
-            "batch": largest.largest,
-            "safe": largest.safe,
-            "GPU": largest.gpu.removeprefix("NVIDIA "),
-        }
-        for length, answer in frontier
-        for largest in answer.answers
-    ]
-    chart = (
-        alt.Chart(alt.Data(values=values))
-        .mark_line(point=alt.OverlayMarkDef(size=60), strokeWidth=2)
-        .encode(
-            x=alt.X("length:Q", title=f"{unit} of a sample", axis=alt.Axis(format="~g")),
-            y=alt.Y("batch:Q", title="largest batch"),
-            color=alt.Color(
-                "GPU:N", legend=alt.Legend(orient="top", title=None, columns=2, labelLimit=240)
-            ),
-            tooltip=[
-                alt.Tooltip("GPU:N"),
-                alt.Tooltip("length:Q", title=unit),
-                alt.Tooltip("batch:Q"),
-                alt.Tooltip("safe:Q"),
-            ],
-        )
-        .properties(height=260)
-    )
-    words = "; ".join(f"{v['GPU']} at {v['length']} {unit}: {v['batch']}" for v in values)
-    return to_chart(chart, f"Largest batch over sequence length. {words}.")

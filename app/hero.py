@@ -8,27 +8,18 @@ from html import escape
 
 from memest.app.theme import VERDICT_INKS
 from memest.catalog.spec import list_gpus
-from memest.report.memory_bar import BarSegment, MemoryBar, memory_bar
-from memest.report.result import Estimate, Verdict
+from memest.report.memory_bar import VERDICT_WORDS, BarSegment, MemoryBar, memory_bar
+from memest.report.result import Estimate
 from memest.report.words import moment_text
 from memest.units import format_delta, format_size
 
-__all__ = ["STYLE", "hero", "short_gpu"]
+__all__ = ["STYLE", "hero", "short_gpu", "small_bar", "verdict_words"]
 
 _PEAKS = (
     ("allocated", "allocated_bytes", "tensors (max_memory_allocated)"),
     ("reserved", "reserved_bytes", "and PyTorch's cache (max_memory_reserved)"),
     ("device", "device_bytes", "and CUDA's own (nvidia-smi)"),
 )
-_WORDS = {
-    Verdict.FITS: "Fits",
-    Verdict.RELEASES_CACHE: "Fits by releasing cache",
-    Verdict.TIGHT: "Tight",
-    Verdict.CANNOT_SAY: "Cannot say",
-    Verdict.DOES_NOT_FIT: "Does not fit",
-    Verdict.UNKNOWN: "No GPU named",
-}
-
 STYLE = """
 .mm-verdict {display:flex; align-items:baseline; gap:.6rem; flex-wrap:wrap; margin:0 0 .45rem}
 .mm-verdict b {font-size:1.65rem; line-height:1.2; font-weight:700}
@@ -41,7 +32,7 @@ STYLE = """
 .mm-seg {flex:none; box-shadow:inset -1px 0 0 rgba(255,255,255,.55); padding:0}
 .mm-seg div {padding:0 .4rem; overflow:hidden; text-overflow:ellipsis}
 .mm-seg div+div, .mm-free div+div {font-weight:600}
-.mm-free {flex:1; align-items:center}
+.mm-free {flex:none; align-items:center; border-right:1px solid rgba(128,138,150,.55)}
 .mm-range {position:absolute; top:0; bottom:0; min-width:2px; opacity:.8;
   border-left:1px solid #333; border-right:1px solid #333;
   background:repeating-linear-gradient(135deg, rgba(20,20,20,.65) 0 2px,
@@ -64,6 +55,16 @@ STYLE = """
 .mm-fits {color:light-dark(#0b6b2d, #4cc26a); background:rgba(27,127,55,.1)}
 .mm-tight {color:light-dark(#7a4f00, #e3b341); background:rgba(154,103,0,.1)}
 .mm-no {color:light-dark(#b3161f, #ff7b72); background:rgba(207,34,46,.08)}
+.mm-small .mm-bar {height:1.9rem} .mm-small .mm-bar div div {display:none}
+.mm-small .mm-wide {display:inline}
+.mm-cards {display:grid; grid-template-columns:repeat(auto-fit, minmax(16.5rem, 1fr)); gap:.8rem}
+.mm-cards > section {border:1px solid rgba(128,138,150,.45); border-radius:.6rem;
+  padding:.8rem 1rem}
+.mm-cards h3 {font-size:1rem; font-weight:700; margin:0; padding:0}
+.mm-cards p {margin:.15rem 0 .5rem; font-size:.95rem}
+.mm-cards table {width:100%; font-size:.85rem; border-collapse:collapse; margin:.6rem 0 0}
+.mm-cards td {padding:.1rem 0; border:0} .mm-cards td+td {text-align:right; font-weight:600}
+.mm-cards ul {margin:.6rem 0 0; padding-left:1.1rem; font-size:.85rem}
 @media (max-width: 640px) {.mm-wide {display:inline} .mm-bar {height:2.4rem}
   .mm-bar div div {display:none}
   .mm-peaks {grid-template-columns:repeat(3, 1fr)} .mm-peaks dt span {display:none}}
@@ -97,6 +98,23 @@ def hero(answer: Estimate, pinned: Estimate | None = None) -> tuple[str, str]:
     return "".join(main), _peaks(answer, pinned)
 
 
+def small_bar(answer: Estimate, least_bytes: int) -> str:
+    """The bar alone, with its parts below it, to stand beside others.
+
+    Args:
+        answer: to show.
+        least_bytes: what the width of all of them stands for.
+    """
+    bar = memory_bar(answer, least_bytes)
+    return f'<div class="mm-small">{_bar(bar)}{_parts(bar, with_free=False)}</div>'
+
+
+def verdict_words(answer: Estimate) -> str:
+    """The verdict in its colour."""
+    ink = VERDICT_INKS[answer.verdict.value]
+    return f'<b style="color:{ink}">{escape(VERDICT_WORDS[answer.verdict])}</b>'
+
+
 def _why(answer: Estimate) -> str:
     """One sentence: when the run is fullest, and with what."""
     largest = max(answer.breakdown, key=lambda row: row.bytes, default=None)
@@ -108,19 +126,14 @@ def _why(answer: Estimate) -> str:
 
 
 def _verdict(answer: Estimate) -> str:
-    verdict, gpu = answer.verdict, answer.gpu
-    words = _WORDS[verdict]
+    gpu = answer.gpu
     if gpu is None:
         place = "this is what it needs"
     else:
         place = f"on {short_gpu(gpu.name)}"
         if gpu.reason:
             place += f": {gpu.reason}"
-    ink = VERDICT_INKS[verdict.value]
-    return (
-        f'<div class="mm-verdict"><b style="color:{ink}">{escape(words)}</b>'
-        f"<span>{escape(place)}</span></div>"
-    )
+    return f'<div class="mm-verdict">{verdict_words(answer)}<span>{escape(place)}</span></div>'
 
 
 _NARROW = 0.07
@@ -145,14 +158,17 @@ def _bar(bar: MemoryBar) -> str:
         room = (
             f"<div>free</div><div>{format_size(free)}</div>" if bar.share(free) >= _NARROW else ""
         )
-        inside += f'<div class="mm-free" title="free: {format_size(free)}">{room}</div>'
+        inside += (
+            f'<div class="mm-free" style="width:{bar.share(free):.4%}" '
+            f'title="free: {format_size(free)}">{room}</div>'
+        )
     left, width = bar.share(bar.low_bytes), bar.share(bar.high_bytes - bar.low_bytes)
     span = f"{format_size(bar.low_bytes)} to {format_size(bar.high_bytes)}"
     inside += (
         f'<div class="mm-range" style="left:{left:.4%};width:{width:.4%}" '
         f'title="range of the device peak: {span}"></div>'
     )
-    if usable is not None and usable < bar.whole_bytes:
+    if usable is not None and usable < bar.high_bytes:
         inside += f'<div class="mm-edge" style="left:{bar.share(usable):.4%}"></div>'
     words = ", ".join(segment.words for segment in bar.segments)
     return f'<div class="mm-bar" role="img" aria-label="Memory: {escape(words)}">{inside}</div>'
@@ -172,13 +188,13 @@ def _scale(bar: MemoryBar, answer: Estimate) -> str:
     return f'<div class="mm-scale">{"".join(left)}</div>'
 
 
-def _parts(bar: MemoryBar) -> str:
+def _parts(bar: MemoryBar, *, with_free: bool = True) -> str:
     """Names and sizes of what is too narrow for them: some segments; on a phone all of them."""
     rows = [
         (segment.colour, segment.name, segment.bytes, bar.share(segment.bytes) >= _NARROW)
         for segment in bar.segments
     ]
-    if bar.free_bytes is not None and bar.free_bytes > 0:
+    if with_free and bar.free_bytes is not None and bar.free_bytes > 0:
         rows.append(("transparent", "free", bar.free_bytes, bar.share(bar.free_bytes) >= _NARROW))
     inside = "".join(
         f'<span class="{"mm-wide" if wide else ""}"><i style="background:{colour}"></i>'

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
+from urllib.parse import urlencode
 
 import streamlit as st
 
@@ -19,8 +20,11 @@ from memest.config.spelling import option_texts, read_scenario
 from memest.errors import ConfigError, MemestError
 
 __all__ = [
+    "ask_on_first_page",
     "asked",
     "change",
+    "leaves",
+    "link_of",
     "linked",
     "open_link",
     "page_value",
@@ -32,9 +36,9 @@ __all__ = [
 
 NO_GPU = "none"
 _CONFIG = "config"
-_QUESTION, _PROBLEMS, _WRITTEN, _VALUES, _DEFAULTS, _TAKEN, _PAGE = (
+_QUESTION, _PROBLEMS, _WRITTEN, _VALUES, _DEFAULTS, _TAKEN, _PAGE, _LEAVE = (
     f"link {name}"
-    for name in ("question", "problems", "written", "values", "defaults", "taken", "page")
+    for name in ("question", "problems", "written", "values", "defaults", "taken", "page", "leave")
 )
 """What the state of a session keeps here; no widget has such a key."""
 
@@ -54,6 +58,17 @@ def change(question: ExplorerQuestion) -> None:
     """Ask another question; what a link said wrong is no longer of interest."""
     st.session_state[_QUESTION] = question
     st.session_state[_PROBLEMS] = ()
+
+
+def ask_on_first_page(question: ExplorerQuestion) -> None:
+    """Ask another question, on the page that answers it."""
+    change(question)
+    st.session_state[_LEAVE] = True
+
+
+def leaves() -> bool:
+    """Whether the first page is to be opened, once."""
+    return bool(st.session_state.pop(_LEAVE, False))
 
 
 def problems() -> tuple[str, ...]:
@@ -239,6 +254,16 @@ def _is_of_question(name: str) -> bool:
     except ConfigError:
         return False
     return True
+
+
+def link_of(question: ExplorerQuestion, base: str) -> str:
+    """The link that asks a question.
+
+    Args:
+        question: to ask.
+        base: address of the page, with or without parameters.
+    """
+    return f"{base.partition('?')[0]}?{urlencode(_params_of(question), doseq=True)}"
 
 
 def write_link() -> None:

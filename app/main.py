@@ -13,7 +13,7 @@ import streamlit as st
 from memest.app.asking import ask
 from memest.app.charts import disable_validation
 from memest.app.hero import STYLE
-from memest.app.link import asked, open_link, write_link
+from memest.app.link import asked, leaves, open_link, write_link
 from memest.app.question import ExplorerQuestion
 from memest.app.theme import ICON, PAGE_STYLE
 from memest.app.views import (
@@ -62,6 +62,8 @@ def run(default: str = FIRST) -> None:
     ]
     current_page = st.navigation(pages, position="top")
     path = current_page.url_path or default
+    if leaves() and path != FIRST:
+        st.switch_page(pages[0])
     open_link(path)
     ask(with_presets=path == FIRST)
     write_link()

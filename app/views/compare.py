@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import shlex
 from functools import partial
+from html import escape
 
 import streamlit as st
 
 from memest.app import answers
-from memest.app.charts import breakdown_chart
+from memest.app.hero import small_bar, verdict_words
 from memest.app.link import linked
 from memest.app.question import ExplorerQuestion
 from memest.app.widgets import download
 from memest.app.words import plain
 from memest.report.findings import Comparison, Scenario
-from memest.report.tables import change_sentence
 from memest.report.words import batch_count
 from memest.units import format_delta, format_size
 
@@ -48,35 +48,48 @@ def show(question: ExplorerQuestion) -> None:
 
 
 def _answer(comparison: Comparison) -> None:
-    first, *others = comparison.scenarios
-    for scenario in others:
-        st.markdown(f"- {plain(change_sentence(scenario, first))}")
-    st.dataframe(
-        [_row(scenario, first) for scenario in comparison.scenarios],
-        hide_index=True,
-        alt="; ".join(
-            f"{scenario.name}: {format_size(scenario.estimate.peak.device_bytes)}, "
-            f"{scenario.estimate.verdict.value}"
-            for scenario in comparison.scenarios
-        ),
-    )
-    gpus = {
-        scenario.estimate.gpu.name: scenario.estimate.gpu
+    first = comparison.scenarios[0]
+    whole = max(
+        max(
+            scenario.estimate.interval.high_bytes,
+            scenario.estimate.gpu.usable_bytes if scenario.estimate.gpu else 0,
+        )
         for scenario in comparison.scenarios
-        if scenario.estimate.gpu
-    }
-    chart = breakdown_chart(
-        [(scenario.name, scenario.estimate) for scenario in comparison.scenarios], gpus.values()
     )
-    st.vega_lite_chart(spec=chart.spec, alt=chart.words, key="compare_chart")
-    for scenario in others:
-        if scenario.reasons is not None:
-            with st.expander(f"Why: {plain(scenario.name)}", expanded=len(others) == 1):
-                for sentence in scenario.reasons.sentences:
-                    st.markdown(f"- {plain(sentence)}")
+    cards = "".join(_card(scenario, first, whole) for scenario in comparison.scenarios)
+    st.html(f'<div class="mm-cards">{cards}</div>')
+    with st.expander("The same as a table"):
+        st.dataframe(
+            [_row(scenario, first) for scenario in comparison.scenarios],
+            hide_index=True,
+            alt="; ".join(
+                f"{scenario.name}: {format_size(scenario.estimate.peak.device_bytes)}, "
+                f"{scenario.estimate.verdict.value}"
+                for scenario in comparison.scenarios
+            ),
+        )
     st.caption(f"Time is {comparison.time_basis}.")
     for note in comparison.notes:
         st.caption(plain(note))
+
+
+def _card(scenario: Scenario, first: Scenario, whole: int) -> str:
+    """A scenario as a card: verdict, bar, figures, and why they are others than the first one's."""
+    answer = scenario.estimate
+    row = _row(scenario, first)
+    figures = [
+        (name, row[name])
+        for name in ("device", "change", "headroom", "largest batch", "time of a sample")
+        if row[name]
+    ]
+    table = "".join(f"<tr><td>{name}</td><td>{escape(words)}</td></tr>" for name, words in figures)
+    reasons = scenario.reasons.sentences if scenario.reasons is not None else ()
+    why = "".join(f"<li>{escape(sentence)}</li>" for sentence in reasons)
+    return (
+        f"<section><h3>{escape(scenario.name)}</h3><p>{verdict_words(answer)}</p>"
+        f"{small_bar(answer, whole)}<table>{table}</table>"
+        f"{f'<ul>{why}</ul>' if why else ''}</section>"
+    )
 
 
 def _row(scenario: Scenario, first: Scenario) -> dict[str, str]:

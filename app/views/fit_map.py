@@ -2,60 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import streamlit as st
 
 from memest.app import answers
-from memest.app.charts import frontier_chart
-from memest.app.link import linked
+from memest.app.asking import AXES
+from memest.app.link import ask_on_first_page, asked, linked, page_value, set_page_value
+from memest.app.map_chart import CELL, map_chart
 from memest.app.question import ExplorerQuestion
-from memest.app.records import draw_blocks
-from memest.app.widgets import download
+from memest.app.widgets import download, gpu_label
 from memest.app.words import plain
 from memest.errors import MemestError
-from memest.report.heatmap import HeatMap, check_picture, panel_figure
-from memest.report.max_batch_result import MaxBatch
+from memest.report.heatmap import check_picture
 from memest.report.max_batch_table import limit_sentence
 from memest.report.result import Estimate
 from memest.search.axes import parse_axis
-from memest.search.points import METRICS, Sweep
-from memest.search.view import heat_map
+from memest.search.points import METRICS, Sweep, SweepPoint
+from memest.search.view import heat_map, summary
 
 __all__ = ["show"]
 
-_BATCHES = "1:64:x2"
-_LENGTHS = {
-    "seq_len": ("Sequence lengths", "128,256,512", "tokens"),
-    "image_size": ("Image sizes", "", "pixels"),
-    "audio_seconds": ("Seconds of sound", "5,10,15", "seconds"),
+_BATCHES = tuple(2**power for power in range(11))
+_TOKENS = tuple(2**power for power in range(5, 18))
+_SIDES = tuple(range(64, 1056, 32))
+_SECONDS = (1, 2, 5, 10, 15, 20, 30, 60)
+_MOST_VALUES = 6
+_LENGTHS: dict[str, tuple[str, str, tuple[int, ...], str]] = {
+    "seq_len": ("seq_lens", "Lengths", _TOKENS, "tokens"),
+    "image_size": ("image_sizes", "Image sides", _SIDES, "pixels"),
+    "audio_seconds": ("clips", "Seconds of sound", _SECONDS, "seconds"),
 }
-"""What the second axis may be: its name on the page, its values, what it counts."""
-_KEYS = {"seq_len": "seq_lens", "image_size": "image_sizes", "audio_seconds": "clips"}
-_SYNTAX = "Values as after --over of memest sweep: 1,2,4 or 128:512:128 or 1:64:x2."
+"""What the second axis may be: its name in the URL and on the page, its stops, what it counts."""
 
 
 def show(question: ExplorerQuestion) -> None:
     """The page."""
-    st.markdown("#### What fits, over batch and length")
     answer = answers.attempt(partial(answers.estimate, question), f"Working out {question.model}")
     if answer is None:
         return
     axis = _length_axis(answer)
-    name, default_lengths, _ = _LENGTHS[axis]
-    left, middle, right = st.columns([2, 2, 3])
-    batches = left.text_input("Batch sizes", **linked("batches", _BATCHES), help=_SYNTAX)
-    lengths = middle.text_input(
-        name,
-        **linked(_KEYS[axis], default_lengths or str(getattr(answer.setup, axis))),
-        help=_SYNTAX,
-    )
+    name, label, stops, unit = _LENGTHS[axis]
+    left, middle, right = st.columns([2, 2, 2], gap="large")
+    with left:
+        batches = _range("batches", "Batches", _BATCHES, _spread(_BATCHES, 1, 64))
+    with middle:
+        own = int(getattr(answer.setup, axis))
+        highest = own if axis == "image_size" else max(own, stops[4] if axis == AXES[0] else own)
+        lowest = own if axis == "image_size" else min(own, 128)
+        lengths = _range(name, label, stops, _spread(stops, lowest, highest))
     metric = right.segmented_control(
-        "Colour",
-        list(METRICS),
+        "Number in a cell",
+        METRICS,
         required=True,
         **linked("metric", METRICS[0], METRICS),
-        help="What the number and the colour of a cell are; its verdict is written below it.",
+        help="In GiB. The colour of a cell is its verdict.",
     )
     base = question.without("batch", axis)
     if not base.gpus and "gpu_memory" not in base.place:
@@ -65,26 +68,116 @@ def show(question: ExplorerQuestion) -> None:
     sweep = answers.attempt(partial(answers.sweep, base, axes), f"Sweeping {base.model}")
     if sweep is None:
         return
-    heat = _map(sweep, metric or METRICS[0])
-    if heat is not None:
-        _files(sweep, metric or METRICS[0])
-    _frontier(base, axis, lengths)
+    st.markdown(f"**{plain(summary(sweep))}** Click a cell to ask about it.")
+    places = _maps(sweep, axis, metric or METRICS[0], unit)
+    _notes(sweep)
+    _files(sweep, metric or METRICS[0])
+    _frontier(base, axis, lengths, unit, places)
 
 
 def _length_axis(answer: Estimate) -> str:
     """Which option is the length of this model's samples."""
-    return next((name for name in _LENGTHS if getattr(answer.setup, name) is not None), "seq_len")
+    return next((name for name in _LENGTHS if getattr(answer.setup, name) is not None), AXES[0])
 
 
-def _map(sweep: Sweep, metric: str) -> HeatMap | None:
+# -- ranges ---------------------------------------------------------------------------------------
+
+
+def _range(name: str, label: str, stops: Sequence[int], default: str) -> str:
+    """A slider over stops, with two ends; returns values as ``memest sweep --over`` takes them.
+
+    A link may name other values than a slider can: they hold until it is moved.
+    """
+    text = str(page_value(name, default))
     try:
-        heat = heat_map(sweep, metric)
+        values = [float(value) for value in parse_axis(f"batch={text}")[1]]
     except MemestError as error:
         st.error(plain(error))
-        return None
-    st.markdown(f"**{plain(heat.summary)}**")
-    st.caption(f"{heat.metric.capitalize()}. {heat.subtitle}")
-    draw_blocks([panel_figure(heat, panel) for panel in heat.panels])
+        values = [stops[0], stops[-1]]
+    ends = tuple(min(stops, key=lambda stop: abs(stop - end)) for end in (values[0], values[-1]))
+    key = f"range {name}"
+    st.session_state[key] = ends
+    take = {"on_change": _take_range, "args": (name, key, tuple(stops))}
+    st.select_slider(label, stops, ends, key=key, **take)  # its value says that it has two ends
+    return text
+
+
+def _take_range(name: str, key: str, stops: tuple[int, ...]) -> None:
+    set_page_value(name, _spread(stops, *st.session_state[key]))
+
+
+def _spread(stops: Sequence[int], low: int, high: int) -> str:
+    """Stops from one to another, not more than a map has room for; both ends are among them."""
+    inside = [stop for stop in stops if low <= stop <= high] or [low]
+    if stops is _BATCHES or len(inside) <= _MOST_VALUES:
+        return ",".join(map(str, inside))
+    step = (len(inside) - 1) / (_MOST_VALUES - 1)
+    return ",".join(str(inside[round(step * place)]) for place in range(_MOST_VALUES))
+
+
+# -- maps -----------------------------------------------------------------------------------------
+
+
+def _by_gpu(sweep: Sweep) -> dict[str, list[SweepPoint]]:
+    """The points of each GPU."""
+    points: dict[str, list[SweepPoint]] = {}
+    for point in sweep.points:
+        gpu = dict(point.options).get("gpu", "")
+        points.setdefault(str(gpu[0] if isinstance(gpu, (list, tuple)) else gpu), []).append(point)
+    return points
+
+
+def _maps(sweep: Sweep, axis: str, metric: str, unit: str) -> dict[str, Any]:
+    """A map of each GPU; returns what draws them again with the largest batches."""
+    draw: dict[str, Any] = {}
+    groups = _by_gpu(sweep)
+    for column, (gpu, points) in zip(
+        st.columns(min(len(groups), 2)) * 3, groups.items(), strict=False
+    ):
+        column.markdown(f"**{plain(gpu_label(gpu))}**")
+        place = column.empty()
+        draw[gpu] = partial(_map, place, gpu, points, axis, metric, unit)
+        draw[gpu]({})
+    return draw
+
+
+def _map(
+    place: Any,
+    gpu: str,
+    points: list[SweepPoint],
+    axis: str,
+    metric: str,
+    unit: str,
+    frontier: dict[float, int],
+) -> None:
+    chart = map_chart(points, axis, metric, frontier, unit)
+    key = f"map of {gpu}, {len(frontier)} largest"
+    place.vega_lite_chart(
+        spec=chart.spec,
+        alt=chart.words,
+        key=key,
+        on_select=partial(_ask_cell, key, gpu, axis),
+        selection_mode=CELL,
+    )
+
+
+def _ask_cell(key: str, gpu: str, axis: str) -> None:
+    """Ask the question of the cell that was clicked."""
+    cells = st.session_state[key].selection.get(CELL) or []
+    if not cells:
+        return
+    length = float(cells[0]["length"])
+    changes: dict[str, Any] = {
+        "batch": int(cells[0]["batch"]),
+        axis: length if axis == "audio_seconds" else int(length),
+    }
+    if gpu:
+        changes["gpu"] = (gpu, *(other for other in asked().gpus if other != gpu))
+    ask_on_first_page(asked().with_options(**changes))
+
+
+def _notes(sweep: Sweep) -> None:
+    heat = heat_map(sweep, METRICS[0])
     for note in heat.notes:
         st.caption(plain(note))
     with st.expander("The same as a table"):
@@ -101,7 +194,6 @@ def _map(sweep: Sweep, metric: str) -> HeatMap | None:
             hide_index=True,
             alt=heat.summary,
         )
-    return heat
 
 
 def _files(sweep: Sweep, metric: str) -> None:
@@ -116,39 +208,36 @@ def _files(sweep: Sweep, metric: str) -> None:
         download(row, "fit-map", "PNG", partial(sweep.to_png, metric), key="map_png")
 
 
-def _frontier(question: ExplorerQuestion, axis: str, lengths: str) -> None:
-    st.markdown("#### The largest batch at each length")
-    try:
-        values = parse_axis(f"{axis}={lengths}")[1]
-    except MemestError as error:
-        st.error(plain(error))
-        return
-    unit = _LENGTHS[axis][2]
-    frontier: list[tuple[float, MaxBatch]] = []
-    for value in values:
+def _frontier(
+    question: ExplorerQuestion, axis: str, lengths: str, unit: str, draw: dict[str, Any]
+) -> None:
+    """The largest batch at each length: drawn on the maps, and as a table."""
+    rows = []
+    captions = []
+    frontiers: dict[str, dict[float, int]] = {}
+    for value in parse_axis(f"{axis}={lengths}")[1]:
         length_question = question.with_options(**{axis: value})
         answer = answers.attempt(
-            partial(answers.largest, length_question), f"Largest batch at {value} {unit}"
+            partial(answers.largest, length_question), f"Largest batch at {value:g} {unit}"
         )
         if answer is None:
             return
-        frontier.append((value, answer))
-    chart = frontier_chart(frontier, unit)
-    st.vega_lite_chart(spec=chart.spec, alt=chart.words, key="frontier_chart")
-    st.dataframe(
-        [
-            {
-                "GPU": largest.gpu,
-                unit: length,
-                "largest batch": largest.largest,
-                "safe": largest.safe,
-            }
-            for length, answer in frontier
-            for largest in answer.answers
-        ],
-        hide_index=True,
-        alt=chart.words,
-    )
-    for _, answer in frontier:
-        for largest in answer.answers:
-            st.caption(limit_sentence(largest, answer.model, answer.of))
+        for gpu, largest in zip(draw, answer.answers, strict=False):
+            frontiers.setdefault(gpu, {})[value] = largest.largest
+            rows.append(
+                {
+                    "GPU": largest.gpu,
+                    unit: value,
+                    "largest batch": largest.largest,
+                    "safe": largest.safe,
+                }
+            )
+            captions.append(limit_sentence(largest, answer.model, answer.of))
+    for gpu, frontier in frontiers.items():
+        draw[gpu](frontier)
+    st.markdown("##### The largest batch at each length")
+    words = "; ".join(f"{row['GPU']} at {row[unit]} {unit}: {row['largest batch']}" for row in rows)
+    st.dataframe(rows, hide_index=True, alt=f"Largest batches. {words}.")
+    with st.expander("What ends each of them"):
+        for text in captions:
+            st.caption(text)

@@ -19,6 +19,7 @@ from memest.app.views.what_if_parts import (
     delta_reasons,
     layers_tab,
     notes_tab,
+    share,
     suggestions_row,
     take_away,
     timeline_tab,
@@ -51,7 +52,7 @@ def show(question: ExplorerQuestion) -> None:
         return
     axis = next((axis for axis in AXES if getattr(answer.setup, axis) is not None), AXES[0])
     note_axis(question, axis)
-    _hero(answer, pinned_answer)
+    _hero(question, answer, pinned_answer)
     cards, changes = st.empty(), st.container(key="changes")
     with st.container(key="behind"):
         _pin_row(question)
@@ -70,11 +71,13 @@ def show(question: ExplorerQuestion) -> None:
             suggestions_row(question, "" if full_answer is None else batch_sentence(full_answer))
 
 
-def _hero(answer: Estimate, pinned_answer: Estimate | None) -> None:
+def _hero(question: ExplorerQuestion, answer: Estimate, pinned_answer: Estimate | None) -> None:
     left, right = st.columns([3.4, 1], gap="medium")
     main, peaks = hero(answer, pinned_answer)
     left.html(main)
     right.html(peaks)
+    with right.popover("Share", icon=":material/share:"):
+        share(question, answer)
 
 
 # -- cards ----------------------------------------------------------------------------------------

@@ -8,12 +8,15 @@ from typing import Any
 import streamlit as st
 
 from memest.app import answers
-from memest.app.charts import layers_chart, timeline_chart
-from memest.app.link import asked, change
+from memest.app.charts import timeline_chart
+from memest.app.icicle import PART, icicle_chart, node_at
+from memest.app.link import asked, change, link_of, linked, page_value, set_page_value
 from memest.app.question import ExplorerQuestion
 from memest.app.widgets import download
 from memest.app.words import plain
-from memest.report.layers import biggest, phase_rows, tree, visible
+from memest.errors import MemestError
+from memest.report.layers import phase_rows, tree, visible
+from memest.report.plots import check_matplotlib
 from memest.report.result import Estimate, Verdict
 from memest.report.words import moment_text
 from memest.search.reasons import explain
@@ -24,12 +27,11 @@ __all__ = [
     "delta_reasons",
     "layers_tab",
     "notes_tab",
+    "share",
     "suggestions_row",
     "take_away",
     "timeline_tab",
 ]
-
-_BIGGEST = 12
 
 
 def delta_reasons(before: Estimate, after: Estimate) -> None:
@@ -105,10 +107,12 @@ def _apply(options: tuple[tuple[str, Any], ...]) -> None:
 
 
 def timeline_tab(answer: Estimate) -> None:
-    """Memory over the phases of the run."""
-    rows = phase_rows(answer.timeline, answer.peak_at)
+    """Memory over the phases of the step that is fullest, or of all that are simulated."""
+    all_rows = phase_rows(answer.timeline, answer.peak_at)
+    fullest = next((row.step for row in all_rows if row.is_peak), 0)
+    whole = st.toggle(f"All {answer.setup.num_steps} steps", **linked("all_steps", False))
+    rows = [row for row in all_rows if whole or row.step == fullest] or all_rows
     where = moment_text(answer)
-    st.markdown(f"The allocated peak is reached {plain(where)}.")
     chart = timeline_chart(rows, where)
     st.vega_lite_chart(spec=chart.spec, alt=chart.words, key="timeline_chart")
     if answer.calibration is not None:
@@ -134,23 +138,50 @@ def timeline_tab(answer: Estimate) -> None:
 
 
 def layers_tab(answer: Estimate) -> None:
-    """What each part of the model holds."""
-    rows, _ = biggest(answer.layers, _BIGGEST)
-    chart = layers_chart(rows)
-    st.vega_lite_chart(spec=chart.spec, alt=chart.words, key="layers_chart")
-    st.dataframe(
-        [
-            {
-                "module": "\u2003" * level + node.name,
-                "count": node.count,
-                "activations": format_size(node.activation_bytes),
-                "parameters": format_size(node.parameter_bytes),
-            }
-            for level, node in visible(tree(answer.layers))
-        ],
-        hide_index=True,
-        alt=chart.words,
+    """What each part of the model holds: a click leads into it."""
+    root = tree(answer.layers)
+    path = str(page_value("zoom", ""))
+    node = node_at(root, path)
+    if node is None:
+        path, node = "", root
+    row = st.container(horizontal=True, vertical_alignment="center")
+    row.markdown(
+        f"**{plain(path.replace('/', '.') or 'The whole model')}**: activations at the "
+        "peak and parameters. Click a part to look into it."
     )
+    if path:
+        up = path.rpartition("/")[0]
+        row.button("Up", icon=":material/arrow_upward:", on_click=set_page_value, args=("zoom", up))
+    chart = icicle_chart(node, path)
+    key = f"layers at {path}"
+    st.vega_lite_chart(
+        spec=chart.spec,
+        alt=chart.words,
+        key=key,
+        on_select=partial(_zoom, key),
+        selection_mode=PART,
+    )
+    with st.expander("The same as a table"):
+        st.dataframe(
+            [
+                {
+                    "module": "\u2003" * level + part.name,
+                    "count": part.count,
+                    "activations": format_size(part.activation_bytes),
+                    "parameters": format_size(part.parameter_bytes),
+                }
+                for level, part in visible(node)
+            ],
+            hide_index=True,
+            alt=chart.words,
+        )
+
+
+def _zoom(key: str) -> None:
+    """Look into the part that was clicked."""
+    parts = st.session_state[key].selection.get(PART) or []
+    if parts:
+        set_page_value("zoom", parts[0]["path"])
 
 
 def calibration_tab(answer: Estimate) -> None:
@@ -214,6 +245,22 @@ def notes_tab(answer: Estimate) -> None:
     st.markdown("**Assumed**\n" + "\n".join(f"- {plain(text)}" for text in sentences))
     if answer.notes:
         st.markdown("**Notes**\n" + "\n".join(f"- {plain(text)}" for text in answer.notes))
+
+
+def share(question: ExplorerQuestion, answer: Estimate) -> None:
+    """The link, and the picture that goes with it."""
+    st.markdown("**Link** to this question")
+    st.code(link_of(question, st.context.url or ""), language=None, wrap_lines=True)
+    stem = question.model.rpartition("/")[2].removesuffix(".json")
+    try:
+        check_matplotlib("A picture to post")
+    except MemestError as error:
+        st.caption(plain(error))
+        return
+    download(
+        st, f"{stem}-memest", "PNG", answer.to_share_png, key="share_png",
+        label="Picture, 1200 × 630",
+    )  # fmt: skip
 
 
 # -- to take away ---------------------------------------------------------------------------------

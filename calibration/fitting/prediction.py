@@ -182,7 +182,7 @@ def _on_gpu(
     stream = run.stream
     result = profiler.replays(conf).of(stream)
     rows = breakdown(stream, result, alive_at_peak(stream, result))
-    facts = run_facts(run.setup, run.program.trace, run.card)
+    facts = run_facts(run.setup, run.program.trace, run.weights, run.card)
     context = context_estimate(_device(environment).spec, gpu.torch, setup.software.cuda)
     oom = None
     if cap is not None:
@@ -221,7 +221,7 @@ def _on_cpu(model: str, setup: Setup, gpu: GpuTraits, progress: Progress | None)
         progress(f"tracing training steps of {model} as a CPU runs them")
     setup, trace, card = _cpu_trace(source, setup, gpu)
     peak, parts = live_bytes(trace)
-    facts = run_facts(setup, trace, card)
+    facts = run_facts(setup, trace, trace.weights, card)
     return Prediction(
         allocated_bytes=peak,
         reserved_bytes=None,

@@ -99,7 +99,7 @@ def _corrected_peaks(
         rows = breakdown(stream, result, alive_at_peak(stream, result))
     if rows is not None:
         parts = {row.category.value: row.bytes for row in rows}
-    facts = run_facts(run.setup, run.program.trace, run.card)
+    facts = run_facts(run.setup, run.program.trace, run.weights, run.card)
     spec, context = target.spec, target.context
     capability = spec.compute_capability
     correction = correct(

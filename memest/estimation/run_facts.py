@@ -6,11 +6,11 @@ The kind is told the same for estimates and measurements.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from memest.config.setup import Setup
-from memest.events import Trace, plain_name
+from memest.events import Trace, Weight, plain_name
 from memest.profiles.model_card import ModelCard
 from memest.workspaces.operator_call import OpCall, TensorSpec, Value
 
@@ -80,18 +80,19 @@ class Peaks:
     notes: tuple[str, ...] = ()
 
 
-def run_facts(setup: Setup, trace: Trace, card: ModelCard) -> RunFacts:
+def run_facts(setup: Setup, trace: Trace, weights: Iterable[Weight], card: ModelCard) -> RunFacts:
     """The facts of a run.
 
     Args:
         setup: resolved, as the trace was made for it.
         trace: of the run, its updates included.
+        weights: of the run, at its sizes: a trace that serves many ranks of adapters has none.
         card: of the model.
     """
     return RunFacts(
         kernels=count_kernels(trace),
         precision=setup.precision.value,
-        dtype=_dtype(setup, trace, card),
+        dtype=_dtype(setup, weights, card),
         attention=_attention(setup, card),
         optimizer=setup.optimizer,
         loop=setup.loop.value,
@@ -125,9 +126,9 @@ def _dtypes(call: OpCall) -> tuple[str, ...]:
     return tuple(sorted(set(dtypes)))
 
 
-def _dtype(setup: Setup, trace: Trace, card: ModelCard) -> str:
+def _dtype(setup: Setup, weights: Iterable[Weight], card: ModelCard) -> str:
     sizes: Counter[str] = Counter()
-    for weight in trace.weights:
+    for weight in weights:
         count = 1
         for extent in weight.shape:
             count *= extent

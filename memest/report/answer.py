@@ -32,6 +32,7 @@ _RENDERERS: dict[str, Mapping[str, str]] = {
         "rows": "memest.report.frames.estimate_rows",
         "plot": "memest.report.plots.plot_estimate",
         "png": "memest.report.plots.estimate_png",
+        "share": "memest.report.share_card.share_card",
     },
     "Comparison": {
         "parts": "memest.report.tables.comparison_parts",

@@ -5,15 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memest.report.parts import parts_of
-from memest.report.result import Estimate
+from memest.report.result import Estimate, Verdict
 from memest.units import format_size
 
-__all__ = ["BarSegment", "MemoryBar", "memory_bar"]
+__all__ = ["VERDICT_WORDS", "BarSegment", "MemoryBar", "memory_bar"]
 
 _SMALL = 0.03
 """Parts below this share of the bar are shown together."""
 OTHER = "other"
 _OTHER_COLOUR = "#9aa4af"
+VERDICT_WORDS = {
+    Verdict.FITS: "Fits",
+    Verdict.RELEASES_CACHE: "Fits by releasing cache",
+    Verdict.TIGHT: "Tight",
+    Verdict.CANNOT_SAY: "Cannot say",
+    Verdict.DOES_NOT_FIT: "Does not fit",
+    Verdict.UNKNOWN: "No GPU named",
+}
+"""Verdicts as a headline."""
 _DARK, _LIGHT = "#111111", "#ffffff"
 
 
@@ -53,17 +62,14 @@ class MemoryBar:
         low_bytes: lower end of the range of the device peak.
         high_bytes: upper end of it.
         usable_bytes: what PyTorch can have on the card; None where none was named.
+        whole_bytes: what the whole width stands for: the card, or the run where that is larger.
     """
 
     segments: tuple[BarSegment, ...]
     low_bytes: int
     high_bytes: int
     usable_bytes: int | None
-
-    @property
-    def whole_bytes(self) -> int:
-        """What the whole width stands for: the card, or the run where that is larger."""
-        return max(self.usable_bytes or 0, self.high_bytes)
+    whole_bytes: int
 
     @property
     def taken_bytes(self) -> int:
@@ -77,14 +83,19 @@ class MemoryBar:
 
     def share(self, size: int) -> float:
         """Bytes as a share of the whole width."""
-        return size / max(self.whole_bytes, 1)
+        return size / self.whole_bytes
 
 
-def memory_bar(estimate: Estimate) -> MemoryBar:
-    """The bar of an estimate, against the first card that was named."""
+def memory_bar(estimate: Estimate, least_bytes: int = 0) -> MemoryBar:
+    """The bar of an estimate, against the first card that was named.
+
+    Args:
+        estimate: the answer.
+        least_bytes: what the whole width stands for at least, to compare bars.
+    """
     gpu, interval = estimate.gpu, estimate.interval
     usable = None if gpu is None else gpu.usable_bytes
-    whole = max(usable or 0, interval.high_bytes, 1)
+    whole = max(usable or 0, interval.high_bytes, least_bytes, 1)
     parts = [part for part in parts_of(estimate) if part.bytes > 0]
     large = [part for part in parts if part.bytes >= _SMALL * whole]
     segments = [
@@ -95,7 +106,7 @@ def memory_bar(estimate: Estimate) -> MemoryBar:
         together = tuple((part.name, part.bytes) for part in small)
         size = sum(part.bytes for part in small)
         segments.append(BarSegment(OTHER, size, _OTHER_COLOUR, together))
-    return MemoryBar(tuple(segments), interval.low_bytes, interval.high_bytes, usable)
+    return MemoryBar(tuple(segments), interval.low_bytes, interval.high_bytes, usable, whole)
 
 
 def _luminance(colour: str) -> float:

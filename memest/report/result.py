@@ -355,6 +355,15 @@ class Estimate(Answer):
         picture: bytes = self._render("png")
         return picture
 
+    def to_share_png(self) -> bytes:
+        """A picture to post, 1200 x 630 pixels: model, card, one bar of memory, verdict.
+
+        Raises:
+            MissingDependencyError: without matplotlib.
+        """
+        picture: bytes = self._render("share")
+        return picture
+
     def save(self, path: str | Path) -> None:
         """Write a file; its suffix decides: .json, .csv, .html or .png.
 

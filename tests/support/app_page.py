@@ -45,3 +45,8 @@ def set_option(app: AppTest, name: str, kind: str, value: object) -> None:
     """Set an option that has no input of its own: found in the list of all, then given."""
     app.selectbox(key="option").set_value(name).run()
     getattr(app, kind)(key=f"set {name}").set_value(value).run()
+
+
+def command(app: AppTest) -> str:
+    """The question as a command line."""
+    return next(code.value for code in app.code if code.value.startswith("memest "))

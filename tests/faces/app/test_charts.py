@@ -8,7 +8,9 @@ from altair.utils import schemapi
 
 import memest
 from memest.app import charts
-from memest.report.layers import biggest, phase_rows
+from memest.app.icicle import icicle_chart, node_at
+from memest.app.map_chart import map_chart
+from memest.report.layers import phase_rows, tree
 from memest.report.result import Estimate
 from memest.report.words import moment_text
 from memest.units import format_size
@@ -61,8 +63,34 @@ def test_bars_of_a_phase_reach_what_is_allocated(answer: Estimate) -> None:
     assert len(peak["data"]["values"]) == len(name["data"]["values"]) == 1
 
 
-@pytest.mark.slow
-def test_the_other_charts(answer: Estimate) -> None:
-    checked(charts.layers_chart(biggest(answer.layers, 12)[0]))
-    largest = memest.max_batch(MODEL, gpu="t4", seq_len=64)
-    checked(charts.frontier_chart([(64, largest)]))
+def test_a_map_has_a_cell_for_each_point_in_the_colour_of_its_verdict() -> None:
+    sweep = memest.sweep(MODEL, {"batch": "8,64", "seq_len": "128,512"}, gpu="t4")
+    drawn = map_chart(sweep.points, "seq_len", "device", {128: 40, 512: 9})
+    rects, numbers, line, words = checked(drawn)["layer"]
+    assert words["encoding"]["text"]["field"] == "words"
+    cells = rects["data"]["values"]
+    assert [cell["verdict"] for cell in cells] == [
+        "does not fit" if point.verdict.value == "does not fit" else "fits"
+        for point in sweep.points
+    ]  # fmt: skip
+    colour = rects["encoding"]["color"]["scale"]
+    assert len(set(colour["range"])) == len(colour["domain"])
+    peaks = [f"{point.peak.device_bytes / 2**30:.1f}" for point in sweep.points]
+    assert numbers["encoding"]["text"]["field"] == "text"
+    assert [cell["text"].split()[0] for cell in cells] == peaks
+    edges = {row["length"]: row["edge"] for row in line["data"]["values"]}
+    assert edges == {"128": 40.5, "512": 9.5}
+
+
+def test_an_icicle_is_as_wide_below_as_above(answer: Estimate) -> None:
+    root = tree(answer.layers)
+    rows = checked(icicle_chart(root, ""))["data"]["values"]
+    for level in (1, 2):
+        width = sum(row["right"] - row["left"] for row in rows if row["top"] == level)
+        assert width == pytest.approx(1, abs=0.01)
+    inner = node_at(root, "bert/encoder")
+    assert inner is not None
+    below = checked(icicle_chart(inner, "bert/encoder"))["data"]["values"]
+    assert below[0]["right"] == 1
+    assert all(row["path"].startswith("bert/encoder") for row in below)
+    assert node_at(root, "bert/nothing") is None

@@ -46,8 +46,14 @@ def test_the_fit_map_says_what_fits(open_page: Open) -> None:
 @pytest.mark.slow
 def test_the_fit_map_shows_another_measure(open_page: Open) -> None:
     app = open_page("fit-map", batches="8", seq_lens="128", metric="headroom")
-    assert "Headroom" in texts(app)
-    app.text_input(key="batches").set_value("64:1").run()
+    assert app.button_group(key="metric").value == "headroom"
+    app.select_slider(key="range batches").set_range(8, 32).run()
+    assert app.query_params["batches"] == "8,16,32"
+    assert "3 points" in texts(app)
+
+
+def test_a_range_of_a_link_that_cannot_be_is_said(open_page: Open) -> None:
+    app = open_page("fit-map", model="bert-large-uncased", batches="64:1", seq_lens="128")
     assert "runs backwards" in app.error[0].value
 
 
@@ -124,7 +130,7 @@ def test_the_ranges_of_all_readings_count(open_page: Open) -> None:
 def test_the_fit_map_of_images_has_their_sizes(open_page: Open) -> None:
     pytest.importorskip("transformers")
     app = open_page("fit-map", model="google/vit-base-patch16-224", gpu="t4", batches="1,2")
-    assert app.text_input(key="image_sizes").value == "224"
+    assert app.select_slider(key="range image_sizes").value == (224, 224)
     assert "2 points" in texts(app)
 
 

@@ -22,7 +22,7 @@ from memest.app.uploads import (
 from memest.catalog.models import lookup
 from memest.errors import ConfigError, MemestError, ModelLoadError
 from memest.estimation.gpu_target import calibration_folders
-from support.app_page import Open, metrics, texts, verdict
+from support.app_page import Open, command, metrics, texts, verdict
 
 
 def tiny() -> bytes:
@@ -132,7 +132,7 @@ def test_the_widget_takes_an_upload_over(open_page: Open) -> None:
     assert not app.error
     assert app.selectbox(key="model").value == "mine.json"
     assert verdict(app) == "Fits"
-    assert "memest estimate mine.json --batch 2" in app.code[0].value
+    assert "memest estimate mine.json --batch 2" in command(app)
     everything = texts(app) + str({name: app.query_params[name] for name in app.query_params})
     assert str(uploads.user_folder()) not in everything
 

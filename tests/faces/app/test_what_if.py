@@ -6,7 +6,7 @@ import memest
 from memest.app.presets import DEFAULT_QUESTION, PRESETS
 from memest.app.question import ExplorerQuestion
 from memest.units import format_delta, format_size
-from support.app_page import Open, hero, set_option, texts, verdict
+from support.app_page import Open, command, hero, set_option, texts, verdict
 
 MODEL = "bert-large-uncased"
 SMALL = "prajjwal1/bert-tiny"
@@ -54,7 +54,7 @@ def test_a_link_brings_its_inputs(open_page: Open) -> None:
         model="gpt2", batch="4", seq_len="256", precision="fp16", gpu=["v100", "t4"],
         checkpointing="full", optim="sgd", grad_accum="2", padded="true", tab=ALONG,
     )  # fmt: skip
-    assert app.code[0].value == (
+    assert command(app) == (
         "memest estimate gpt2 --batch 4 --seq-len 256 --grad-accum 2 --padded --precision fp16 "
         "--optim sgd --checkpointing full --gpu v100 --gpu t4"
     )
@@ -93,7 +93,7 @@ def test_the_verdict_changes_with_the_batch_and_back_with_the_url(open_page: Ope
     assert not app.exception
     assert verdict(app) == "Does not fit"
     assert "too little" in hero(app)
-    assert "--batch 64" in app.code[0].value
+    assert "--batch 64" in command(app)
     assert app.query_params["batch"] == "64"
     app.query_params.clear()
     app.query_params.update(before)  # what the browser's Back does
@@ -115,7 +115,7 @@ def test_what_makes_it_fit_is_one_click_away(open_page: Open) -> None:
     buttons["apply --checkpointing full"].click().run()
     assert not app.exception
     assert verdict(app) == "Fits"
-    assert "--checkpointing full" in app.code[0].value
+    assert "--checkpointing full" in command(app)
 
 
 def test_the_method_is_one_choice_and_its_options_are_chips(open_page: Open) -> None:
@@ -142,7 +142,7 @@ def test_each_input_reaches_the_question(open_page: Open) -> None:
     app.number_input(key="seq_len").set_value(128).run()
     app.selectbox(key="gpu").set_value("l4").run()
     assert not app.exception
-    assert app.code[0].value == (
+    assert command(app) == (
         f"memest estimate {SMALL} --seq-len 128 --grad-accum 2 --dtype bfloat16 --optim "
         "sgd_momentum --checkpointing full --attn-implementation eager --gpu l4"
     )
@@ -181,7 +181,7 @@ def test_every_kind_of_further_option_works(
     set_option(app, key, kind, value)
     assert not app.exception
     assert not app.error
-    assert flag in app.code[0].value
+    assert flag in command(app)
 
 
 @pytest.mark.slow

@@ -202,3 +202,15 @@ def test_comparisons_and_sweeps_are_calibrated_too(own):
     sweep = memest.sweep(MODEL, {"batch": [64]}, gpu="rtx-3090",
                          **{k: v for k, v in RUN.items() if k != "batch"})  # fmt: skip
     assert sweep.points[0].peak == _estimate(gpu="rtx-3090").peak
+
+
+def test_adapters_whose_rank_is_a_size_are_corrected_too(home):
+    path = home / "profiles" / "rtx3090.json"
+    write_calibration(PROFILE, path)
+    model = memest.profile("meta-llama/Llama-3.1-8B", lora_r=16, qlora=True, bf16=True)
+    answers = [
+        model.estimate(gpu="rtx-3090", batch=1, seq_len=512, lora_r=rank, calibration=str(path))
+        for rank in (8, 64)
+    ]
+    assert all(answer.calibration is not None for answer in answers)
+    assert answers[0].peak.device_bytes < answers[1].peak.device_bytes
