@@ -12,41 +12,122 @@ from typing import Any
 import streamlit as st
 
 from memest.app import answers
+from memest.app.calibration_chart import ratio_chart
 from memest.app.link import linked
 from memest.app.question import ExplorerQuestion
 from memest.app.records import content_of, draw_blocks, measurements, pairs_of, read_upload, sources
 from memest.app.uploads import MAX_EXPORT_BYTES, calibration_files
-from memest.app.widgets import download
+from memest.app.views.what_if_parts import calibration_tab
+from memest.app.widgets import download, gpu_label
 from memest.app.words import plain
-from memest.calibration.fitting.fit import fit_calibration
+from memest.calibration.fitting.example import MODELS, RUNS, example_pairs
+from memest.calibration.fitting.fit import Evaluation, evaluate, fit_calibration
 from memest.calibration.fitting.report import report_blocks
 from memest.calibration.measurement import Measurement
 from memest.errors import ConfigError, MemestError
 from memest.estimation.calibration import Calibration
 from memest.estimation.calibration_files import read_calibration, write_calibration
 from memest.estimation.gpu_target import calibration_folders
-from memest.units import MIB, format_size
+from memest.report.words import interval_text
+from memest.units import MIB, format_delta, format_size
 
 __all__ = ["show"]
 
 UPLOAD = "an uploaded export"
-_DO = ("Profiles", "Fit a profile")
+_DO = ("What it does", "Profiles", "Fit a profile")
+SIMULATED = "Simulated example: no GPU was measured for it"
 
 
-def show(question: ExplorerQuestion) -> None:  # noqa: ARG001 - pages share one signature
+def show(question: ExplorerQuestion) -> None:
     """The page."""
-    st.markdown("#### Calibrations")
-    st.caption(
-        "What theory leaves open is measured: a profile corrects the parts of an estimate, adds "
-        "what a process holds on a GPU, and gives a range with a level."
-    )
+    st.markdown("#### Predicted → measured → factor")
     do = st.segmented_control(
         "Do", _DO, **linked("do", _DO[0], _DO), required=True, label_visibility="collapsed"
     )
-    if do == _DO[1]:
+    if do == _DO[2]:
         _fit()
-    else:
+    elif do == _DO[1]:
         _existing()
+    else:
+        _story(question)
+
+
+# -- what it does ---------------------------------------------------------------------------------
+
+_STEPS = (
+    (
+        "1 · Predicted",
+        (
+            "A trace of the real step and a replay of the allocator. Nothing in it is fitted: it "
+            "is what you see on every page."
+        ),
+    ),
+    (
+        "2 · Measured",
+        (
+            "`memest calibrate run` trains real steps on your GPU, each in a process of its own, "
+            "and writes down what the allocator and the driver say. It takes minutes."
+        ),
+    ),
+    (
+        "3 · Factor",
+        (
+            "`memest calibrate fit` finds by how much each part is to be multiplied (a factor), "
+            "what comes on top of it (an offset: cache, CUDA context) and how far off it still is."
+        ),
+    ),
+)
+
+
+def _story(question: ExplorerQuestion) -> None:
+    """What a calibration is, what it does to the question, or would."""
+    for column, (head, words) in zip(st.columns(3), _STEPS, strict=True):
+        with column.container(border=True, height="stretch"):
+            st.markdown(f"**{head}**")
+            st.markdown(words)
+    answer = answers.attempt(partial(answers.estimate, question), f"Working out {question.model}")
+    if answer is not None and answer.calibration is not None:
+        st.markdown("##### What it does to this question")
+        calibration_tab(answer)
+        return
+    gpu = gpu_label(question.gpus[0]) if question.gpus else "this machine's GPU"
+    st.markdown(f"##### No profile of {plain(gpu)} is on this machine")
+    st.markdown("On a machine with that card, these two make one; every estimate then finds it:")
+    st.code(
+        "memest calibrate run --campaign standard\nmemest calibrate fit",
+        language="bash",
+        wrap_lines=True,
+    )
+    if answer is not None:
+        st.markdown(
+            f"What would change: the range of the device peak, now {interval_text(answer)} by a "
+            "built-in table without a level, would be that of your card and software, and contain "
+            "90 % of such runs; the peaks would move by what was measured."
+        )
+    _example()
+
+
+def _example() -> None:
+    """A fit of simulated runs, from prediction to factor."""
+    st.markdown(f"##### {SIMULATED}")
+    st.caption(
+        f"{MODELS * RUNS} made-up runs of {MODELS} made-up models on a made-up card, whose context "
+        "and cache are larger than the table and the replay say. The fit is the real one and finds "
+        "both again."
+    )
+    fitted = answers.attempt(_example_fit, "Fitting the example")
+    if fitted is None:
+        return
+    calibration, evaluations = fitted
+    chart = ratio_chart(evaluations, SIMULATED)
+    st.vega_lite_chart(spec=chart.spec, alt=chart.words, key="example_chart")
+    draw_calibration(calibration)
+
+
+@st.cache_resource(show_spinner=False)
+def _example_fit() -> tuple[Calibration, tuple[Evaluation, ...]]:
+    pairs = example_pairs()
+    return fit_calibration(pairs), evaluate(pairs)
 
 
 def _existing() -> None:
@@ -58,76 +139,98 @@ def _existing() -> None:
         )
         return
     name_counts = Counter(path.name for path in files)
-    names = {
-        str(path): path.name if name_counts[path.name] == 1 else f"{path.name} in {path.parent}"
+    paths = {
+        path.name if name_counts[path.name] == 1 else f"{path.name} in {path.parent}": path
         for path in files
     }
-    profile_path = st.selectbox(
-        "Profile",
-        list(names),
-        format_func=lambda path: names.get(path, path),
-        **linked("calibration_profile", next(iter(names)), names),
+    name = st.selectbox(
+        "Profile", list(paths), **linked("calibration_profile", next(iter(paths)), paths)
     )
+    profile_path = paths[name or next(iter(paths))]
     try:
         calibration = read_calibration(profile_path)
     except MemestError as error:
         st.error(plain(error))
         return
-    st.caption(profile_path)
+    st.caption(plain(profile_path))
     draw_calibration(calibration)
 
 
 def draw_calibration(calibration: Calibration) -> None:
-    """Coefficients of a calibration, its range, and how right it was."""
-    cross_validation = calibration.validation
+    """How right it was, its factors and offsets, and where it is from."""
+    validation, band = calibration.validation, calibration.band
     columns = st.columns(4)
-    columns[0].metric("Runs", f"{cross_validation.cases}", border=True)
-    columns[1].metric("Models", f"{cross_validation.models}", border=True)
+    columns[0].metric("Runs", f"{validation.cases}", border=True)
+    columns[1].metric("Models", f"{validation.models}", border=True)
     columns[2].metric(
         "Median error",
-        _percent(cross_validation.error),
+        _percent(validation.error),
         border=True,
         delta_color="off",
-        delta=None
-        if cross_validation.raw_error is None
-        else f"before {cross_validation.raw_error:.2%}",
+        delta=None if validation.raw_error is None else f"before {validation.raw_error:.2%}",
         delta_arrow="off",
         help="For models left out of the fit, before and after correction.",
     )
-    columns[3].metric("Inside their range", _percent(cross_validation.coverage, 0), border=True)
-    st.markdown("##### Factors of the tensors")
-    factors = [(name, f"{value:.4f}") for name, value in calibration.factors.items()]
-    factors.append(("others", f"{calibration.other_factor:.4f}"))
-    st.dataframe(
-        [{"part": name, "factor": value} for name, value in factors],
-        hide_index=True,
-        alt="Factors: " + ", ".join(f"{name} {value}" for name, value in factors),
+    columns[3].metric(
+        "Inside their range",
+        _percent(validation.coverage, 0),
+        border=True,
+        delta_color="off",
+        delta=None if band.level is None else f"target {band.level:.0%}",
+        delta_arrow="off",
+        help="Share of runs of models left out of the fit, in ranges made without them.",
     )
-    st.caption(
-        f"Model of the tensors: {calibration.tensors}; beyond the replayed reserved memory: "
-        f"{format_size(calibration.gap_bytes)}."
-    )
-    if calibration.process:
-        st.markdown("##### Context, kernels and libraries")
+    left, right = st.columns(2)
+    with left:
+        st.markdown("**Factors**: what a part is multiplied by")
+        factors = [(name, f"× {value:.4f}") for name, value in calibration.factors.items()]
+        factors.append(("all other parts", f"× {calibration.other_factor:.4f}"))
         st.dataframe(
-            [
-                {
-                    "GPU": part.gpu,
-                    "constant": format_size(part.constant_bytes),
-                    "range": f"{format_size(part.low_bytes)} to {format_size(part.high_bytes)}",
-                    "readings": part.cases,
-                }
-                for part in calibration.process
-            ],
+            [{"part": name, "factor": value} for name, value in factors],
             hide_index=True,
-            alt="What a process holds beside its tensors, by GPU",
+            alt="Factors: " + ", ".join(f"{name} {value}" for name, value in factors),
         )
-    st.markdown("##### Where it is from")
-    source = calibration.provenance
-    st.markdown(
-        f"- GPUs: {', '.join(source.gpus)}\n- from {source.first} to {source.last}\n- "
-        + "\n- ".join(f"{name} {version}" for name, version in source.versions.items())
-    )
+        st.caption(f"Model of the tensors: {calibration.tensors}.")
+    with right:
+        st.markdown("**Offsets**: what is added")
+        rows = [("beyond the replayed cache", format_delta(calibration.gap_bytes), "")]
+        rows += [
+            (
+                f"context and kernels, {part.gpu}",
+                format_size(part.constant_bytes),
+                (
+                    f"{format_delta(part.low_bytes)} to {format_delta(part.high_bytes)}, "
+                    f"{part.cases} readings"
+                ),
+            )
+            for part in calibration.process
+        ]
+        if calibration.per_kernel_bytes:
+            each = format_size(round(calibration.per_kernel_bytes))
+            rows.append(("for each distinct operator", each, ""))
+        rows += [
+            (f"with {kind} autocast", format_delta(size), "")
+            for kind, size in calibration.precision_bytes.items()
+        ]
+        st.dataframe(
+            [{"what": what, "offset": size, "spread": spread} for what, size, spread in rows],
+            hide_index=True,
+            alt="Offsets: " + ", ".join(f"{what} {size}" for what, size, _ in rows),
+        )
+    _origin(calibration)
+
+
+def _origin(calibration: Calibration) -> None:
+    """When and with what it was measured, and what it covers."""
+    source, measured = calibration.provenance, calibration.measured
+    rows = [("GPUs", ", ".join(source.gpus)), ("measured", f"{source.first} to {source.last}")]
+    rows += [(name, version) for name, version in source.versions.items()]
+    rows += [
+        (f"covers {name}", ", ".join(values)) for name, values in measured.seen.items() if values
+    ]
+    rows.append(("covers runs up to", f"{format_size(measured.allocated_bytes)} allocated"))
+    with st.expander("When, with what, and which models it covers"):
+        st.markdown("\n".join(f"- {plain(name)}: {plain(words)}" for name, words in rows))
     for note in source.notes:
         st.caption(plain(note))
 

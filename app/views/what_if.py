@@ -76,6 +76,17 @@ def _hero(question: ExplorerQuestion, answer: Estimate, pinned_answer: Estimate 
     main, peaks = hero(answer, pinned_answer)
     left.html(main)
     right.html(peaks)
+    if answer.calibration is not None and answer.gpu is not None:
+        change = format_delta(answer.peak.device_bytes - answer.calibration.raw_device_bytes)
+        left.button(
+            f"Calibrated on {short_gpu(answer.calibration.gpus[0])}: {change}",
+            key="calibrated",
+            icon=":material/straighten:",
+            type="tertiary",
+            help="From raw to factor to corrected, part by part.",
+            on_click=set_page_value,
+            args=("tab", _TABS[3]),
+        )
     with right.popover("Share", icon=":material/share:"):
         share(question, answer)
 

@@ -7,6 +7,8 @@ import memest
 from memest.app.main import PAGES
 from memest.app.published import outcomes
 from memest.app.views import how_it_works
+from memest.calibration.fitting.example import example_pairs
+from memest.calibration.fitting.fit import fit_calibration
 from memest.events import Category, Phase
 from memest.files.code_digest import made_with
 from support.app_page import Open, metrics, texts
@@ -153,3 +155,28 @@ def test_how_it_works_walks_through_the_phases(open_page: Open) -> None:
     assert "optimizer makes its states" in texts(app)
     answer = memest.estimate("bert-large-uncased", gpu="rtx-4090")
     assert f"{answer.peak.allocated_bytes:,} bytes" in texts(app)
+
+
+def test_the_calibration_page_tells_its_story_by_a_simulated_example(open_page: Open) -> None:
+    pytest.importorskip("sklearn")
+    app = open_page("calibration", model="bert-large-uncased", gpu="t4")
+    words = texts(app)
+    assert "Predicted → measured → factor" in words
+    assert "No profile of T4" in words
+    assert "memest calibrate run --campaign standard" in words
+    assert "Simulated example: no GPU was measured for it" in words
+    offsets = next(frame.value for frame in app.dataframe if "offset" in frame.value)
+    fitted = dict(zip(offsets["what"], offsets["offset"], strict=True))
+    context = next(size for what, size in fitted.items() if what.startswith("context"))
+    assert 695 <= float(context.removesuffix(" MiB")) <= 705  # planted: 700 MiB
+
+
+def test_the_example_is_a_real_fit_of_runs_that_say_they_are_simulated() -> None:
+    pytest.importorskip("sklearn")
+    pairs = example_pairs()
+    assert example_pairs() == pairs
+    assert {pair.measurement.environment.gpu for pair in pairs} == {"Simulated card"}
+    calibration = fit_calibration(pairs)
+    assert calibration.band.level == 0.9
+    assert calibration.validation.error < calibration.validation.raw_error / 5
+    assert calibration.validation.coverage > 0.85

@@ -192,20 +192,24 @@ def test_a_profile_is_shown_part_by_part(open_page: Open) -> None:
     folder = calibration_folders()[0]
     folder.mkdir(parents=True)
     write_calibration(profile, folder / "rtx-4090.json")
-    app = open_page("calibration")
+    app = open_page("calibration", do="Profiles")
     assert metrics(app)["Runs"] == "40"
     assert metrics(app)["Inside their range"] == "92%"
-    assert "1.0200" in list(app.dataframe[0].value["factor"])
+    assert "× 1.0200" in list(app.dataframe[0].value["factor"])
+    assert "500 MiB" in list(app.dataframe[1].value["offset"])
     app = open_page(tab="Calibration")
     assert metrics(app)["Runs measured"] == "40"
+    badge = app.button(key="calibrated")
+    assert badge.label.startswith("Calibrated on RTX 4090: ")
+    assert "What it does to this question" in texts(open_page("calibration"))
     assert "before the calibration corrects" in texts(open_page(tab="Timeline"))
     assert "as the calibration corrects it" in texts(open_page("how-it-works"))
     tables = [frame.value for frame in app.dataframe if "raw" in frame.value]
     factors = dict(zip(tables[0]["part"], tables[0]["factor"], strict=True))
     assert factors["activations"] == "× 1.0200"
     (folder / "zbroken.json").write_text("{")
-    assert metrics(open_page("calibration"))["Runs"] == "40"
-    app = open_page("calibration", calibration_profile="zbroken.json")
+    assert metrics(open_page("calibration", do="Profiles"))["Runs"] == "40"
+    app = open_page("calibration", do="Profiles", calibration_profile="zbroken.json")
     assert "zbroken.json" in texts(app)
     assert len(app.error) == 1
     assert "Traceback" not in texts(app)
