@@ -23,6 +23,7 @@ from memest.app.question import ExplorerQuestion
 from memest.app.uploads import calibration_files, check_question, kept_config
 from memest.app.words import plain
 from memest.catalog.gpus import COMMON_GPUS
+from memest.cli.app import MAX_SECONDS
 from memest.errors import MemestError, NotKnownError
 from memest.report.findings import Advice, Comparison
 from memest.report.max_batch_result import MaxBatch
@@ -53,6 +54,10 @@ _KEPT_MODELS = 64
 _KEPT_ANSWERS = 2000
 
 
+class TookTooLongError(MemestError):
+    """An answer that takes longer than this server allows."""
+
+
 @dataclass
 class _SharedState:
     """What all sessions share.
@@ -74,7 +79,14 @@ class _SharedState:
             return self.locks[model]
 
     def say(self, text: str) -> None:
-        """Called by memest before whatever takes long."""
+        """Called by memest before whatever takes long.
+
+        Raises:
+            TookTooLongError: an answer takes longer than this server allows.
+        """
+        end = getattr(self.listener, "end", None)
+        if end is not None and time.monotonic() > end:
+            raise TookTooLongError
         listen = getattr(self.listener, "say", None)
         if listen is not None:
             listen(text)
@@ -264,9 +276,12 @@ def wait_for(work: Callable[[], Answer], doing: str) -> Answer:
     results: list[Answer] = []
     errors: list[BaseException] = []
     shared_state = _shared_state()
+    seconds = os.environ.get(MAX_SECONDS)
 
     def run() -> None:
         shared_state.listener.say = lines.put
+        if seconds:
+            shared_state.listener.end = time.monotonic() + float(seconds)
         try:
             results.append(work())
         except Exception as error:  # noqa: BLE001 - raised again where the page waits
@@ -298,6 +313,22 @@ def attempt(work: Callable[[], Answer], doing: str) -> Answer | None:
     """:func:`wait_for`, with an error as its sentence on the page and None in its place."""
     try:
         return wait_for(work, doing)
+    except NotKnownError:
+        st.error(
+            "This explorer answers what it knows without a trace, and this question is not among "
+            "it. On your own machine: `pip install 'memest[torch]'`, and the command line below.",
+            icon=":material/lock:",
+        )
+    except TookTooLongError:
+        st.error(
+            "This takes longer than this server allows for one answer. On your own machine it runs "
+            "to its end: the command line below."
+        )
+    except MemoryError:
+        st.error(
+            "This takes more memory than this server allows. On your own machine: the command line "
+            "below."
+        )
     except MemestError as error:
         st.error(plain(error), icon=":material/error:")
     except OSError as error:

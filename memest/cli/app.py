@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -15,9 +16,14 @@ from typing import Annotated
 from memest.cli.console import emit
 from memest.cli.flags import debuggable, switch, value_flag
 from memest.errors import ConfigError, MissingDependencyError
+from memest.estimation.tracer import KNOWN_ALONE
+from memest.units import GIB, format_size, parse_size
 
-__all__ = ["app"]
+__all__ = ["MAX_SECONDS", "app"]
 
+MAX_SECONDS = "MEMEST_APP_SECONDS"
+"""The environment variable that tells the server how long an answer may take."""
+_LEAST_MEMORY = GIB
 _PATIENCE_SECONDS = 2
 _INTERRUPTED = 130
 
@@ -36,6 +42,21 @@ def app(
         ),
     ] = "127.0.0.1",
     no_browser: Annotated[bool, switch("--no-browser", "Open no browser window.")] = False,
+    public: Annotated[
+        bool,
+        switch(
+            "--public",
+            "For strangers: what is known is answered, nothing is traced, uploads neither.",
+        ),
+    ] = False,
+    max_seconds: Annotated[
+        int | None,
+        value_flag("--max-seconds", "N", "Give up an answer that takes longer than so long."),
+    ] = None,
+    max_memory: Annotated[
+        str | None,
+        value_flag("--max-memory", "SIZE", "Memory of the host that the server may take."),
+    ] = None,
 ) -> int:
     """Open the explorer: change a run and see at once what fits. Ctrl-C ends it.
 
@@ -47,8 +68,25 @@ def app(
         raise MissingDependencyError(
             "the explorer needs streamlit, which is not installed: pip install 'memest[app]'"
         )
+    if max_seconds is not None and max_seconds < 1:
+        raise ConfigError(f"--max-seconds {max_seconds} is no time at all: write for example 120.")
+    memory = None if max_memory is None else _memory(max_memory)
+    limits = {
+        KNOWN_ALONE: "1" if public else "",
+        MAX_SECONDS: "" if max_seconds is None else str(max_seconds),
+    }
     emit(f"memest: the explorer is at http://{host}:{port}; Ctrl-C ends it.")
-    return _serve(_command(port, host, no_browser=no_browser))
+    return _serve(_command(port, host, no_browser=no_browser), limits, memory)
+
+
+def _memory(text: str) -> int:
+    """Bytes of the host that are enough to begin with."""
+    memory = parse_size(text)
+    if memory < _LEAST_MEMORY:
+        raise ConfigError(
+            f"--max-memory {text} is too little to start: {format_size(_LEAST_MEMORY)} is least."
+        )
+    return memory
 
 
 def _command(port: int, host: str, *, no_browser: bool) -> list[str]:
@@ -76,11 +114,13 @@ def _command(port: int, host: str, *, no_browser: bool) -> list[str]:
     ]
 
 
-def _serve(command: Sequence[str]) -> int:
+def _serve(command: Sequence[str], limits: Mapping[str, str], memory: int | None) -> int:
     """Run the server until it ends or is interrupted; returns the exit code."""
     # without a terminal streamlit would ask for an e-mail address
-    settings = {**os.environ, "STREAMLIT_SERVER_SHOW_EMAIL_PROMPT": "false"}
-    server = subprocess.Popen(command, env=settings)  # noqa: S603
+    given = {name: text for name, text in limits.items() if text}
+    settings = {**os.environ, "STREAMLIT_SERVER_SHOW_EMAIL_PROMPT": "false", **given}
+    limit = None if memory is None else partial(_limit_memory, memory)
+    server = subprocess.Popen(command, env=settings, preexec_fn=limit)  # noqa: S603, PLW1509
     before = signal.signal(signal.SIGTERM, lambda *_: server.terminate())
     try:
         return server.wait()
@@ -89,6 +129,13 @@ def _serve(command: Sequence[str]) -> int:
         return _INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _limit_memory(memory: int) -> None:
+    """In the server, before it begins: what it allocates beyond this is refused."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:

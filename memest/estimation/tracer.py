@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from memest.profiles.transcript import Stack
 if TYPE_CHECKING:
     from memest.catalog.resolve import ModelSource
 
-__all__ = ["FoldedTrace", "Progress", "Tracer"]
+__all__ = ["KNOWN_ALONE", "FoldedTrace", "Progress", "Tracer"]
 
 Progress = Callable[[str], None]
 
@@ -103,6 +104,10 @@ def _what_counts(source: ModelSource) -> dict[str, Any]:
     return {name: v for name, v in (source.config or {}).items() if name not in left_out}
 
 
+KNOWN_ALONE = "MEMEST_KNOWN_ALONE"
+"""The environment variable that, not empty, refuses whatever needs a trace."""
+
+
 class Tracer:
     """Makes the traces of one model. Torch is loaded when the first one has to be made, not before.
 
@@ -129,7 +134,7 @@ class Tracer:
         self.module_inputs = module_inputs
         self._progress = progress
         self.traces_made = 0
-        self.refuses = False
+        self.refuses = bool(os.environ.get(KNOWN_ALONE))
         self._seconds: list[float] = []
 
     @property
