@@ -41,6 +41,8 @@ PAGES: dict[str, tuple[str, str, View]] = {
     "how-it-works": ("How it works", ":material/school:", how_it_works.show),
 }
 """Title, icon and content of each page, by its path in the URL."""
+_ASKS_NOTHING = ("accuracy",)
+"""Pages that are about no question."""
 
 
 def run(default: str = FIRST) -> None:
@@ -65,6 +67,7 @@ def run(default: str = FIRST) -> None:
     if leaves() and path != FIRST:
         st.switch_page(pages[0])
     open_link(path)
-    ask(with_presets=path == FIRST)
+    if path not in _ASKS_NOTHING:
+        ask(with_presets=path == FIRST)
     write_link()
     current_page.run()

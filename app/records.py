@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
+from html import escape
 from pathlib import Path
 
 import streamlit as st
@@ -151,9 +153,16 @@ def draw_blocks(blocks: Sequence[Block]) -> None:
                 alt=block.caption,
             )
         elif isinstance(block, Figure):
-            # the library draws on white paper: its ink is black in a dark theme, too
-            st.image(
-                block.svg.replace("<svg ", '<svg style="background:#fff" ', 1),
-                caption=block.caption,
-            )
+            st.html(_picture(block))
             st.caption(block.words)
+
+
+def _picture(figure: Figure) -> str:
+    """A figure of the library, on the white paper that it draws for, with its caption as text."""
+    svg = figure.svg.replace("<svg ", '<svg style="background:#fff" ', 1)
+    data = base64.b64encode(svg.encode()).decode()
+    caption = escape(figure.caption, quote=True)
+    return (
+        f'<figure style="margin:0"><img style="width:100%" alt="{caption}" '
+        f'src="data:image/svg+xml;base64,{data}"><figcaption>{caption}</figcaption></figure>'
+    )

@@ -21,31 +21,44 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-SCREENS = {"laptop": (1280, 800), "phone": (390, 844)}
+SCREENS = {"laptop": (1280, 720), "wide": (1680, 1050), "phone": (390, 844)}
 THEMES = ("light", "dark")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+BERT = "model=bert-large-uncased"
 SHOTS = {
-    "what-if": "?gpu=rtx-3090&gpu=a100-40gb&batch=16&pin=bert-large-uncased+batch%3D8+fp16",
-    "what-if-layers": "what-if?gpu=rtx-3090&batch=16&tab=Layers",
-    "what-if-calibration": "what-if?gpu=rtx-3090&batch=16&tab=Calibration",
-    "fit-map": "fit-map?gpu=rtx-3090&gpu=t4",
-    "compare": "compare",
-    "advise": "advise",
+    "what-if": "",
+    "what-if-no": f"?{BERT}&gpu=t4&batch=64&precision=fp16",
+    "what-if-tight": f"?{BERT}&gpu=rtx-3060&batch=9",
+    "what-if-error": "?model=no-such-model&gpu=t4",
+    "what-if-link": f"?{BERT}&gpu=t4&batch=-5",
+    "what-if-no-gpu": f"?{BERT}&gpu=none",
+    "what-if-pinned": f"?{BERT}&gpu=rtx-3090&batch=16&pin=bert-large-uncased+batch%3D8+fp16",
+    "what-if-timeline": f"?{BERT}&gpu=rtx-3090&batch=16&tab=Timeline",
+    "what-if-layers": "?tab=Layers",
+    "what-if-calibration": f"?{BERT}&gpu=rtx-3090&batch=16&tab=Calibration",
+    "fit-map": f"fit-map?{BERT}&gpu=t4&gpu=rtx-3090&precision=fp16",
+    "compare": f"compare?{BERT}&gpu=t4&batch=32",
+    "advise": f"advise?{BERT}&gpu=rtx-4090",
     "accuracy": "accuracy",
     "accuracy-campaigns": "accuracy?runs=Measured+campaigns",
-    "calibration": "calibration",
+    "calibration": f"calibration?{BERT}&gpu=t4",
+    "calibration-profiles": "calibration?do=Profiles",
     "calibration-fit": "calibration?do=Fit+a+profile&fit_from=this+machine%27s+store",
-    "how-it-works": "how-it-works?phase=2.1+backward",
+    "how-it-works": f"how-it-works?{BERT}&gpu=rtx-4090&phase=2.1+backward",
 }
 """Paths of what is shown, by the pictures' names."""
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 IN_DOCS = {
     ("what-if", "laptop", "light"): "explorer-what-if.png",
+    ("what-if-no", "laptop", "dark"): "explorer-no.png",
     ("fit-map", "laptop", "light"): "explorer-fit-map.png",
     ("compare", "laptop", "dark"): "explorer-compare.png",
+    ("calibration", "laptop", "light"): "explorer-calibration.png",
     ("what-if", "phone", "light"): "explorer-phone.png",
 }
 """Those of docs/explorer.md: shot, screen and theme of each."""
+AS_SEEN = {"explorer-what-if.png", "explorer-no.png"}
+"""As a screen has them, not as high as the content."""
 
 
 def free_port() -> int:
@@ -76,7 +89,7 @@ def serve(port: int) -> Iterator[str]:
 
 def settle(page: Any) -> None:
     """Wait until the page is drawn."""
-    page.wait_for_selector("[data-testid=stSidebar]", state="attached", timeout=60_000)
+    page.wait_for_selector("[data-testid=stMainBlockContainer]", timeout=60_000)
     page.wait_for_timeout(1500)
     page.wait_for_function(
         "() => !document.querySelector('[data-testid=stStatusWidget]')"
@@ -123,9 +136,10 @@ def main(argv: list[str] | None = None) -> int:
                     if arguments.docs and (name, screen, theme) not in IN_DOCS:
                         continue
                     page.set_viewport_size({"width": width, "height": height})
-                    page.goto(f"{url}/{SHOTS[name].removeprefix('what-if')}")
+                    page.goto(f"{url}/{SHOTS[name]}")
                     settle(page)
-                    if arguments.whole or arguments.docs:
+                    in_docs = IN_DOCS.get((name, screen, theme))
+                    if arguments.whole or (arguments.docs and in_docs not in AS_SEEN):
                         page.set_viewport_size(
                             {"width": width, "height": min(whole_height(page) + 80, 6000)}
                         )

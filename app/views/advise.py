@@ -63,7 +63,7 @@ def show(question: ExplorerQuestion) -> None:
     for note in answer.notes:
         st.caption(plain(note))
     st.code(
-        _command(base, int(samples), any_precision=any_precision), language="bash", wrap_lines=True
+        _command(base, int(samples), any_precision=any_precision), language=None, wrap_lines=True
     )
     download(st, "advice", "JSON", f"{answer.to_json()}\n", key="advice_json")
 
@@ -100,4 +100,4 @@ def _plan(label: str, plan: Plan, *, expanded: bool) -> None:
     with st.expander(f"{label}: {plan_words(plan, times='×')}", expanded=expanded):
         for step in plan.steps:
             st.markdown(f"- **{step.option} {plain(step.value)}**: {plain(step.why)}")
-        st.code(" ".join(plan.arguments), language="bash", wrap_lines=True)
+        st.code(" ".join(plan.arguments), language=None, wrap_lines=True)

@@ -95,7 +95,7 @@ def _story(question: ExplorerQuestion) -> None:
     st.markdown("On a machine with that card, these two make one; every estimate then finds it:")
     st.code(
         "memest calibrate run --campaign standard\nmemest calibrate fit",
-        language="bash",
+        language=None,
         wrap_lines=True,
     )
     if answer is not None:

@@ -42,7 +42,7 @@ def show(question: ExplorerQuestion) -> None:
     if comparison is not None:
         _answer(comparison)
     words = "".join(f" --vs {shlex.quote(scenario)}" for scenario in columns)
-    st.code(f"{question.command_line('compare')}{words}", language="bash", wrap_lines=True)
+    st.code(f"{question.command_line('compare')}{words}", language=None, wrap_lines=True)
     if comparison is not None:
         download(st, "comparison", "JSON", f"{comparison.to_json()}\n", key="compare_json")
 

@@ -48,7 +48,7 @@ def show(question: ExplorerQuestion) -> None:
     answer = answers.attempt(partial(answers.estimate, question), f"Working out {question.model}")
     if answer is None:
         st.caption("The command line of this question:")
-        st.code(question.command_line(), language="bash", wrap_lines=True)
+        st.code(question.command_line(), language=None, wrap_lines=True)
         return
     axis = next((axis for axis in AXES if getattr(answer.setup, axis) is not None), AXES[0])
     note_axis(question, axis)

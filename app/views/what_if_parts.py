@@ -269,8 +269,8 @@ def share(question: ExplorerQuestion, answer: Estimate) -> None:
 def take_away(question: ExplorerQuestion) -> None:
     """The same question on a command line and in Python, and the answer as files."""
     shell, python = st.tabs(["Command line", "Python"])
-    shell.code(question.command_line(), language="bash", wrap_lines=True)
-    python.code(question.snippet(), language="python", wrap_lines=True)
+    shell.code(question.command_line(), language=None, wrap_lines=True)
+    python.code(question.snippet(), language=None, wrap_lines=True)
     full_answer = answers.attempt(
         partial(answers.estimate, question, max_batch=True), "Looking for the largest batch"
     )

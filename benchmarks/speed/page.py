@@ -1,6 +1,6 @@
-"""Cases: whole runs of the explorer's What-if page on the server (Streamlit's AppTest).
+"""Cases: whole runs of the explorer's first page on the server (Streamlit's AppTest).
 
-A run is inputs, estimate, largest batch, charts and tables.
+A run is inputs, estimate, largest batch, common cards and tables.
 """
 
 from __future__ import annotations
@@ -38,7 +38,19 @@ def change(key: str):
 
 
 CASES = (
-    Case("page", "the explorer's page opened", "python-1", lambda _: lambda: open_page() and None),
-    Case("page-batch", "another batch on the page", "python-1", change("batch")),
-    Case("page-accumulation", "another accumulation on the page", "python-1", change("grad_accum")),
+    Case(
+        "page",
+        "the explorer's page opened",
+        "python-1",
+        lambda _: lambda: open_page() and None,
+        version=2,
+    ),
+    Case("page-batch", "another batch on the page", "python-1", change("batch"), version=2),
+    Case(
+        "page-accumulation",
+        "another accumulation on the page",
+        "python-1",
+        change("grad_accum"),
+        version=2,
+    ),
 )

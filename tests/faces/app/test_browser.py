@@ -216,7 +216,9 @@ def test_no_page_is_wider_than_a_phone(explorer: str, browser: Any, path: str, t
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(f"{explorer}/{path}")
-    page.get_by_label("Batch", exact=True).wait_for(timeout=PATIENCE_MS)
+    page.get_by_test_id("stMainBlockContainer").get_by_role("radio").first.wait_for(
+        timeout=PATIENCE_MS
+    )
     page.wait_for_timeout(1500)
     wide = page.evaluate(
         "() => { const e = document.querySelector('[data-testid=stMain]');"

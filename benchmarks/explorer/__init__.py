@@ -1,0 +1,1 @@
+"""How long the explorer takes in a real browser."""
