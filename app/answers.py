@@ -20,10 +20,10 @@ import streamlit as st
 
 import memest
 from memest.app.question import ExplorerQuestion
+from memest.app.theme import MAX_SECONDS
 from memest.app.uploads import calibration_files, check_question, kept_config
 from memest.app.words import plain
 from memest.catalog.gpus import COMMON_GPUS
-from memest.cli.app import MAX_SECONDS
 from memest.errors import MemestError, NotKnownError
 from memest.report.findings import Advice, Comparison
 from memest.report.max_batch_result import MaxBatch

@@ -235,7 +235,7 @@ def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
             y=alt.Y("GiB:Q", stack="zero", title="GiB"),
             color=alt.Color(
                 "part:N",
-                scale=_parts_in((row["part"] for row in live_parts), names),
+                scale=_parts_in((str(row["part"]) for row in live_parts), names),
                 legend=alt.Legend(
                     orient="bottom",
                     columns=4,

@@ -45,7 +45,7 @@ STYLE = """
 .mm-wide {display:none}
 .mm-parts i {display:inline-block; width:.7em; height:.7em; margin-right:.35em; border-radius:2px}
 .mm-why {margin:.4rem 0 0 !important; font-size:.95rem}
-.mm-peaks {display:grid; grid-template-columns:1fr; gap:.42rem; margin:0}
+.mm-peaks {display:grid; grid-template-columns:1fr; gap:.42rem; margin:0 !important; padding:0}
 .mm-peaks dt {font-size:.8rem; opacity:.85; margin:0}
 .mm-peaks dd {margin:0; font-size:1.05rem; font-weight:600; line-height:1.2}
 .mm-peaks small {font-weight:400; font-size:.8rem; opacity:.85}

@@ -10,6 +10,7 @@ from memest.units import MIB
 
 __all__ = [
     "ICON",
+    "MAX_SECONDS",
     "PAGE_STYLE",
     "VERDICT_COLOURS",
     "VERDICT_ICONS",
@@ -67,6 +68,8 @@ PAGE_STYLE = """
   [data-testid=stLayoutWrapper]:has(> .st-key-behind) {order:2}}
 """
 """What Streamlit has no option for: less air above the question, a title beside its one line."""
+MAX_SECONDS = "MEMEST_APP_SECONDS"
+"""The environment variable that tells the server how long an answer may take."""
 MAX_UPLOAD_MB = MAX_EXPORT_BYTES // MIB
 
 _OPTIONS = {

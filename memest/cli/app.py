@@ -19,10 +19,8 @@ from memest.errors import ConfigError, MissingDependencyError
 from memest.estimation.tracer import KNOWN_ALONE
 from memest.units import GIB, format_size, parse_size
 
-__all__ = ["MAX_SECONDS", "app"]
+__all__ = ["app"]
 
-MAX_SECONDS = "MEMEST_APP_SECONDS"
-"""The environment variable that tells the server how long an answer may take."""
 _LEAST_MEMORY = GIB
 _PATIENCE_SECONDS = 2
 _INTERRUPTED = 130
@@ -71,6 +69,8 @@ def app(
     if max_seconds is not None and max_seconds < 1:
         raise ConfigError(f"--max-seconds {max_seconds} is no time at all: write for example 120.")
     memory = None if max_memory is None else _memory(max_memory)
+    from memest.app.theme import MAX_SECONDS
+
     limits = {
         KNOWN_ALONE: "1" if public else "",
         MAX_SECONDS: "" if max_seconds is None else str(max_seconds),
