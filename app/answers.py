@@ -7,6 +7,7 @@ other sessions; what a session no longer waits for is still finished and kept.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import queue
 import threading
@@ -14,17 +15,18 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import streamlit as st
 
 import memest
 from memest.app.question import ExplorerQuestion
-from memest.app.theme import MAX_SECONDS
+from memest.app.theme import MAX_MEMORY, MAX_SECONDS
 from memest.app.uploads import calibration_files, check_question, kept_config
 from memest.app.words import plain
 from memest.catalog.gpus import COMMON_GPUS
-from memest.errors import MemestError, NotKnownError
+from memest.errors import MemestError, NotKnownError, UnknownModelError
 from memest.report.findings import Advice, Comparison
 from memest.report.max_batch_result import MaxBatch
 from memest.report.result import Estimate, GpuFit
@@ -56,6 +58,10 @@ _KEPT_ANSWERS = 2000
 
 class TookTooLongError(MemestError):
     """An answer that takes longer than this server allows."""
+
+
+class NoMemoryLeftError(MemestError):
+    """The server holds more memory than it is allowed."""
 
 
 @dataclass
@@ -272,6 +278,7 @@ def wait_for(work: Callable[[], Answer], doing: str) -> Answer:
     Raises:
         MemestError: whatever went wrong, as the library says it.
     """
+    _check_memory()
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     results: list[Answer] = []
     errors: list[BaseException] = []
@@ -295,6 +302,30 @@ def wait_for(work: Callable[[], Answer], doing: str) -> Answer:
     if errors:
         raise errors[0]
     return results[0]
+
+
+def _check_memory() -> None:
+    """Forget what is kept where the server holds more than it may.
+
+    Raises:
+        NoMemoryLeftError: it still does then.
+    """
+    limit = int(os.environ.get(MAX_MEMORY) or 0)
+    if not limit or _resident_bytes() <= limit:
+        return
+    _cached_answer.clear()
+    _profile.clear()
+    gc.collect()
+    if _resident_bytes() > limit:
+        raise NoMemoryLeftError
+
+
+def _resident_bytes() -> int:
+    """Memory of this process; 0 where the system does not tell."""
+    with contextlib.suppress(OSError, ValueError):
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 def _show_progress(thread: threading.Thread, lines: queue.SimpleQueue[str], doing: str) -> None:
@@ -324,13 +355,14 @@ def attempt(work: Callable[[], Answer], doing: str) -> Answer | None:
             "This takes longer than this server allows for one answer. On your own machine it runs "
             "to its end: the command line below."
         )
-    except MemoryError:
+    except (MemoryError, NoMemoryLeftError):
         st.error(
-            "This takes more memory than this server allows. On your own machine: the command line "
-            "below."
+            "This server has no memory left for it. Come back later, or take the command line."
         )
     except MemestError as error:
         st.error(plain(error), icon=":material/error:")
+        if isinstance(error, UnknownModelError):
+            st.caption("A config.json of your own is uploaded under All options.")
     except OSError as error:
         st.error(f"The operating system refuses: {plain(error.strerror or error)}.")
     except Exception as error:  # noqa: BLE001 - the page never shows a traceback

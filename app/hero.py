@@ -9,7 +9,7 @@ from html import escape
 from memest.app.theme import VERDICT_INKS
 from memest.catalog.spec import list_gpus
 from memest.report.memory_bar import VERDICT_WORDS, BarSegment, MemoryBar, memory_bar
-from memest.report.result import Estimate
+from memest.report.result import Estimate, Verdict
 from memest.report.words import moment_text
 from memest.units import format_delta, format_size
 
@@ -181,7 +181,8 @@ def _scale(bar: MemoryBar, answer: Estimate) -> str:
     if answer.gpu is not None:
         free = bar.free_bytes or 0
         if free < 0:
-            left.append(f"<span><b>{format_size(-free)} too little</b></span>")
+            words = "too little" if answer.verdict is Verdict.DOES_NOT_FIT else "above it expected"
+            left.append(f"<span><b>{format_size(-free)} {words}</b></span>")
         name = short_gpu(answer.gpu.name)
         usable = format_size(answer.gpu.usable_bytes)
         left.append(f"<span>{escape(name)} has {usable} for PyTorch</span>")

@@ -10,6 +10,7 @@ from memest.units import MIB
 
 __all__ = [
     "ICON",
+    "MAX_MEMORY",
     "MAX_SECONDS",
     "PAGE_STYLE",
     "VERDICT_COLOURS",
@@ -70,6 +71,8 @@ PAGE_STYLE = """
 """What Streamlit has no option for: less air above the question, a title beside its one line."""
 MAX_SECONDS = "MEMEST_APP_SECONDS"
 """The environment variable that tells the server how long an answer may take."""
+MAX_MEMORY = "MEMEST_APP_MEMORY"
+"""The environment variable that tells the server from how many bytes on it refuses questions."""
 MAX_UPLOAD_MB = MAX_EXPORT_BYTES // MIB
 
 _OPTIONS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from memest.app import answers
 from memest.app.calibration_chart import ratio_chart
@@ -28,6 +30,7 @@ from memest.errors import ConfigError, MemestError
 from memest.estimation.calibration import Calibration
 from memest.estimation.calibration_files import read_calibration, write_calibration
 from memest.estimation.gpu_target import calibration_folders
+from memest.estimation.tracer import KNOWN_ALONE
 from memest.report.words import interval_text
 from memest.units import MIB, format_delta, format_size
 
@@ -135,7 +138,7 @@ def _existing() -> None:
     if not files:
         st.info(
             "There is no profile yet. `memest calibrate run` and `memest calibrate fit` make one; "
-            f"estimates find it in {calibration_folders()[0]}."
+            "estimates find it by themselves."
         )
         return
     name_counts = Counter(path.name for path in files)
@@ -295,13 +298,19 @@ def _result(calibration: Calibration, blocks: list[Any]) -> None:
     row = st.container(horizontal=True, vertical_alignment="bottom")
     document = f"{json.dumps(calibration.to_dict(), indent=2)}\n"
     download(row, "profile", "JSON", document, key="profile_json", label="Profile")
-    name = row.text_input("Keep it as", "explorer", key="keep_as", max_chars=60)
-    if row.button("Keep", key="keep", help=f"In {calibration_folders()[0]}: estimates find it."):
-        target = answers.attempt(partial(_keep, calibration, name or ""), "Writing")
-        if target is not None:
-            st.success(plain(f"Written to {target}: estimates for its GPU find it."))
+    if not os.environ.get(KNOWN_ALONE):  # what strangers fit corrects nobody else's answers
+        _offer_to_keep(row, calibration)
     with st.expander("Predicted against measured, before and after"):
         draw_blocks(blocks)
+
+
+def _offer_to_keep(row: DeltaGenerator, calibration: Calibration) -> None:
+    """Keep a profile on this machine, under a name."""
+    name = row.text_input("Keep it as", "explorer", key="keep_as", max_chars=60)
+    if row.button("Keep", key="keep", help="Beside the others of this machine: estimates find it."):
+        target = answers.attempt(partial(_keep, calibration, name or ""), "Writing")
+        if target is not None:
+            st.success(plain(f"Kept as {target.name}: estimates for its GPU find it."))
 
 
 def _keep(calibration: Calibration, name: str) -> Path:

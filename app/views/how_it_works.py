@@ -60,7 +60,8 @@ _CATEGORIES = {
 _METHOD = """
 1. The model is built from its configuration on PyTorch's **meta device**: modules and shapes, no
    weights, no GPU.
-2. Two optimizer steps **run for real**: forward, loss, backward, clipping, optimizer, zero_grad.
+2. Its steps **run for real**: forward, loss, backward, clipping, optimizer, zero_grad. Any number
+   of micro-steps and steps is put together from them; three steps are looked at.
 3. Every storage's **birth and death** is written down, with its category, module, phase and
    operator. Where CUDA takes another path than meta, PyTorch's dispatcher is told to take CUDA's.
 4. Rules, each with its source, add what **kernels allocate behind the operators**.

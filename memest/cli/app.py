@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -53,7 +52,11 @@ def app(
     ] = None,
     max_memory: Annotated[
         str | None,
-        value_flag("--max-memory", "SIZE", "Memory of the host that the server may take."),
+        value_flag(
+            "--max-memory",
+            "SIZE",
+            "Memory of the host from which on the server forgets what it keeps, then refuses.",
+        ),
     ] = None,
 ) -> int:
     """Open the explorer: change a run and see at once what fits. Ctrl-C ends it.
@@ -68,15 +71,15 @@ def app(
         )
     if max_seconds is not None and max_seconds < 1:
         raise ConfigError(f"--max-seconds {max_seconds} is no time at all: write for example 120.")
-    memory = None if max_memory is None else _memory(max_memory)
-    from memest.app.theme import MAX_SECONDS
+    from memest.app.theme import MAX_MEMORY, MAX_SECONDS
 
     limits = {
+        MAX_MEMORY: "" if max_memory is None else str(_memory(max_memory)),
         KNOWN_ALONE: "1" if public else "",
         MAX_SECONDS: "" if max_seconds is None else str(max_seconds),
     }
     emit(f"memest: the explorer is at http://{host}:{port}; Ctrl-C ends it.")
-    return _serve(_command(port, host, no_browser=no_browser), limits, memory)
+    return _serve(_command(port, host, no_browser=no_browser), limits)
 
 
 def _memory(text: str) -> int:
@@ -114,13 +117,12 @@ def _command(port: int, host: str, *, no_browser: bool) -> list[str]:
     ]
 
 
-def _serve(command: Sequence[str], limits: Mapping[str, str], memory: int | None) -> int:
+def _serve(command: Sequence[str], limits: Mapping[str, str]) -> int:
     """Run the server until it ends or is interrupted; returns the exit code."""
     # without a terminal streamlit would ask for an e-mail address
     given = {name: text for name, text in limits.items() if text}
     settings = {**os.environ, "STREAMLIT_SERVER_SHOW_EMAIL_PROMPT": "false", **given}
-    limit = None if memory is None else partial(_limit_memory, memory)
-    server = subprocess.Popen(command, env=settings, preexec_fn=limit)  # noqa: S603, PLW1509
+    server = subprocess.Popen(command, env=settings)  # noqa: S603
     before = signal.signal(signal.SIGTERM, lambda *_: server.terminate())
     try:
         return server.wait()
@@ -129,13 +131,6 @@ def _serve(command: Sequence[str], limits: Mapping[str, str], memory: int | None
         return _INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _limit_memory(memory: int) -> None:
-    """In the server, before it begins: what it allocates beyond this is refused."""
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:
