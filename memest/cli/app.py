@@ -15,7 +15,6 @@ from typing import Annotated
 from memest.cli.console import emit
 from memest.cli.flags import debuggable, switch, value_flag
 from memest.errors import ConfigError, MissingDependencyError
-from memest.estimation.tracer import KNOWN_ALONE
 from memest.units import GIB, format_size, parse_size
 
 __all__ = ["app"]
@@ -72,6 +71,7 @@ def app(
     if max_seconds is not None and max_seconds < 1:
         raise ConfigError(f"--max-seconds {max_seconds} is no time at all: write for example 120.")
     from memest.app.theme import MAX_MEMORY, MAX_SECONDS
+    from memest.estimation.tracer import KNOWN_ALONE
 
     limits = {
         MAX_MEMORY: "" if max_memory is None else str(_memory(max_memory)),
