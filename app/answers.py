@@ -182,7 +182,7 @@ def _cached_answer(
 def _renamed(value: Any, path: str, name: str) -> Any:
     """An answer in which an upload is called by its file's name, wherever its copy's path is."""
     if isinstance(value, str):
-        return value.replace(path, name)
+        return value.replace(path, name) if path in value else value  # else an enum stays one
     if isinstance(value, (list, tuple)):
         return type(value)(_renamed(part, path, name) for part in value)
     if isinstance(value, dict):

@@ -30,8 +30,8 @@ __all__ = ["AXES", "ask", "note_axis"]
 AXES = ("seq_len", "image_size", "audio_seconds")
 """What may be the length of a model's samples."""
 _TUNING = ("precision", "checkpointing", "optim", "grad_accum", "num_gpus")
-_IN_SIGHT = ("gpu", "batch", *AXES, *_TUNING)
-"""Options with an input of their own; every other one is a chip once it is set."""
+_IN_SIGHT = ("gpu", "batch", *_TUNING)
+"""Options with an input of their own, beside the length; every other one is a chip once set."""
 _HIDDEN = (
     "trust_remote_code",
     *OWN_MODULE_NAMES,
@@ -256,7 +256,8 @@ def _take_upload() -> None:
 
 def _chips(question: ExplorerQuestion) -> None:
     """What else was set: each is taken away by a click."""
-    set_options = [(name, value) for name, value in question.options if name not in _IN_SIGHT]
+    in_sight = (*_IN_SIGHT, _axis_of(question))
+    set_options = [(name, value) for name, value in question.options if name not in in_sight]
     if len(question.gpus) > 1:
         set_options.insert(0, ("gpu", question.gpus[1:]))
     if not set_options:

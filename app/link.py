@@ -35,6 +35,13 @@ __all__ = [
 ]
 
 NO_GPU = "none"
+PAGE_INPUTS = frozenset(
+    """all_steps any_precision batches by calibration_profile clips do effective_batch fit_from
+    image_sizes measurements metric only phase pin runs seq_lens tab vs zoom""".split()
+)
+"""Inputs of pages that live in the URL."""
+_OF_OTHERS = ("utm_", "embed")
+"""How parameters begin that Streamlit reads, or that other sites add to links."""
 _CONFIG = "config"
 _QUESTION, _PROBLEMS, _WRITTEN, _VALUES, _DEFAULTS, _TAKEN, _PAGE, _LEAVE = (
     f"link {name}"
@@ -81,7 +88,7 @@ def read_question(params: Params) -> tuple[ExplorerQuestion, tuple[str, ...]]:
     """The question of a URL, and what in it is not legal and was left out.
 
     Args:
-        params: values of each parameter; those that are no option are not looked at.
+        params: values of each parameter; those of pages, and of others' trackers, are passed over.
     """
     if not params:
         return DEFAULT_QUESTION, ()
@@ -90,7 +97,9 @@ def read_question(params: Params) -> tuple[ExplorerQuestion, tuple[str, ...]]:
     for name, values in params.items():
         try:
             option = find_option(name)
-        except ConfigError:
+        except ConfigError as error:
+            if not _is_known(name):
+                said.append(f"{name} of the link was left out: {error}")
             continue
         try:
             if option.name == "gpu":
@@ -100,6 +109,8 @@ def read_question(params: Params) -> tuple[ExplorerQuestion, tuple[str, ...]]:
             read = read_scenario(text)
             if not option.names_file:  # no file is opened because a link names it
                 ExplorerQuestion.of("", read).check_values()
+            if option.name in options:
+                raise ConfigError(f"{option.name} is named twice.")
             options |= read
         except MemestError as error:
             said.append(f"{name}={','.join(values)} of the link was left out: {error}")
@@ -110,6 +121,11 @@ def read_question(params: Params) -> tuple[ExplorerQuestion, tuple[str, ...]]:
         except (MemestError, OSError) as error:
             said.append(f"The configuration in the link cannot be read: {error}")
     return ExplorerQuestion.of(model, options, upload), tuple(said)
+
+
+def _is_known(name: str) -> bool:
+    """Whether a parameter that is no option says anything else."""
+    return name in PAGE_INPUTS or name in ("model", _CONFIG) or name.startswith(_OF_OTHERS)
 
 
 def _word(name: str, value: str) -> str:
@@ -160,6 +176,7 @@ def linked(name: str, default: Any, legal: Iterable[Any] | None = None) -> dict[
 
 def page_value(name: str, default: Any) -> Any:
     """The value of an input of a page, before or after it is drawn."""
+    assert name in PAGE_INPUTS, name
     value = _values().get(name, default)
     _defaults()[name] = default
     _page_names().add(name)
@@ -238,22 +255,12 @@ def open_link(page: str) -> None:
         return
     question, said = read_question(params)
     st.session_state[_QUESTION], st.session_state[_PROBLEMS] = question, said
-    own = {name: values for name, values in params.items() if not _is_of_question(name)}
+    own = {name: values for name, values in params.items() if name in PAGE_INPUTS}
     for name in {*own, *_page_names()}:
         _values().pop(name, None)
         _taken().discard(name)
     _values().update(own)
     _page_names().update(own)
-
-
-def _is_of_question(name: str) -> bool:
-    if name in ("model", _CONFIG):
-        return True
-    try:
-        find_option(name)
-    except ConfigError:
-        return False
-    return True
 
 
 def link_of(question: ExplorerQuestion, base: str) -> str:

@@ -78,9 +78,11 @@ class ExplorerQuestion:
             ConfigError: a value that is no number, where one belongs.
         """
         given = dict(options)
-        for precision in _PRECISIONS:
-            if given.pop(precision, None):
-                given["precision"] = precision
+        named = [precision for precision in _PRECISIONS if given.get(precision)]
+        if len(named) == 1 and given.get("precision") in (None, *named):
+            given["precision"] = named[0]
+            given.pop(named[0])
+        # any other pair contradicts itself: both stay, and the answer says so
         items = []
         for option in OPTIONS:
             value = _plain(option, given.get(option.name))

@@ -63,9 +63,14 @@ def option_widget(name: str, *, key: str | None = None, by_default: str = "by de
         counts = name in _COUNTS
         st.session_state[key] = default_of(option) if value is None and counts else value
         whole = option.kind is Kind.WHOLE
-        limits = {"min_value": 1, "step": _STEPS.get(name, 1)}
+        # a link may name less, and a widget cannot hold what is below its least
+        limits: dict[str, Any] = {"min_value": 0.0, "step": 0.1, "format": "%g"}
+        if whole:
+            limits = {"min_value": 1, "step": _STEPS.get(name, 1)}
+        if value is not None:
+            limits["min_value"] = min(limits["min_value"], value)
         st.number_input(
-            **(limits if whole else {"min_value": 0.0, "step": 0.1, "format": "%g"}),  # type: ignore[arg-type]
+            **limits,
             # what has a default of its own cannot be empty
             value=1 if counts else None,
             placeholder=by_default,

@@ -15,18 +15,20 @@ import contextlib
 import datetime as dt
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+from app_screenshots import BROWSERS, free_port, serve, settle  # noqa: E402 - of tools/
+
 PAGE = ROOT / "docs" / "explorer.md"
 BEGIN, END = "<!-- begin figures -->", "<!-- end figures -->"
 ROUNDS = 5
@@ -45,40 +47,6 @@ _SEEN = (
     ".map(name => document.querySelector(name)?.innerText).join()"
 )
 """What a person reads of the answer."""
-
-
-@contextlib.contextmanager
-def serve(folder: Path) -> Iterator[str]:
-    """A server of its own, with an empty store."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "memest", "app", "--no-browser", "--port", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "MEMEST_HOME": str(folder), "MEMEST_CACHE": str(folder / "cache")},
-    )
-    url = f"http://127.0.0.1:{port}/"
-    try:
-        for _ in range(240):
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}_stcore/health"):
-                break
-            time.sleep(0.25)
-        yield url
-    finally:
-        server.terminate()
-        server.wait(30)
-
-
-def settled(page: Any) -> None:
-    """Wait until nothing is drawn any more."""
-    page.wait_for_timeout(600)
-    page.wait_for_function(
-        "() => !document.querySelector('[data-testid=stStatusWidget]')"
-        " && !document.querySelector('[data-stale=true]')",
-        timeout=180_000,
-    )
 
 
 def opening(page: Any, url: str) -> float:
@@ -100,7 +68,7 @@ def changing(page: Any, act: Callable[[], Any]) -> float:
         timeout=60_000,
     )
     seconds = time.perf_counter() - start
-    settled(page)
+    settle(page)
     return seconds
 
 
@@ -143,7 +111,7 @@ def weight(browser: Any, url: str) -> tuple[int, int]:
             "Network.loadingFinished", lambda e, sizes=sizes: sizes.append(e["encodedDataLength"])
         )
         opening(page, url)
-        settled(page)
+        settle(page)
         found.append(int(sum(sizes)))
         page.close()
     context.close()
@@ -154,21 +122,23 @@ def measure() -> list[tuple[str, str, str]]:
     """Rows of the table: what, the figure, the goal."""
     from playwright.sync_api import sync_playwright
 
-    binary = shutil.which("chromium") or shutil.which("chromium-browser")
+    binary = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        url = stack.enter_context(serve(folder))
+        # an empty store, and no calibration of the user's
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        os.environ |= {"MEMEST_HOME": folder, "MEMEST_CACHE": f"{folder}/cache"}
+        url = f"{stack.enter_context(serve(free_port()))}/"
         playwright = stack.enter_context(sync_playwright())
         browser = playwright.chromium.launch(executable_path=binary, args=["--no-sandbox"])
         page = browser.new_context(viewport={"width": 1280, "height": 720}).new_page()
         opening(page, url)
-        settled(page)
+        settle(page)
         warm = statistics.median(opening(page, url) for _ in range(ROUNDS))
-        settled(page)
+        settle(page)
         tabs = tabs_to_the_question(page)
         page.goto(url + START.format(batch=7))
         page.wait_for_selector(".mm-bar")
-        settled(page)
+        settle(page)
         batch = [changing(page, lambda n=n: fill(page, "Batch", n)) for n in range(9, 9 + ROUNDS)]
         length = [
             changing(page, lambda n=n: fill(page, "Length", n)) for n in (128, 256, 384, 512, 128)
@@ -179,13 +149,13 @@ def measure() -> list[tuple[str, str, str]]:
         names = chips.all_inner_texts()
         for name in names:  # each once, so that its profile is read
             chips.get_by_text(name, exact=True).click()
-            settled(page)
+            settle(page)
         preset = [
             changing(page, lambda n=n: chips.get_by_text(n, exact=True).click()) for n in names
         ]
         page.goto(url + START.format(batch=64))
         page.wait_for_selector(".mm-bar")
-        settled(page)
+        settle(page)
         first, later = weight(browser, url)
         imports = _imports()
         untraced = opening(page, url + UNTRACED)

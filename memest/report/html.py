@@ -18,9 +18,9 @@ from memest.report.words import (
 )
 from memest.units import format_delta, format_size
 
-__all__ = ["render_html", "render_page", "stacked_bar"]
+__all__ = ["VERDICT_COLOURS", "render_html", "render_page", "stacked_bar"]
 
-_CHIPS = {
+VERDICT_COLOURS = {
     Verdict.FITS: "#1a7f37",
     Verdict.RELEASES_CACHE: "#9a6700",
     Verdict.TIGHT: "#9a6700",
@@ -115,7 +115,7 @@ def _peaks(estimate: Estimate) -> str:
 def render_html(estimate: Estimate) -> str:
     """The whole fragment."""
     chip = (
-        f'<span style="background:{_CHIPS[estimate.verdict]};color:#fff;border-radius:1em;'
+        f'<span style="background:{VERDICT_COLOURS[estimate.verdict]};color:#fff;border-radius:1em;'
         f'padding:0.1em 0.7em;margin-right:0.6em">{escape(estimate.verdict.value)}</span>'
     )
     parts = [

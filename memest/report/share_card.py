@@ -5,9 +5,10 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
+from memest.report.html import VERDICT_COLOURS
 from memest.report.memory_bar import VERDICT_WORDS, MemoryBar, memory_bar
 from memest.report.plots import INK, new_figure, plain, png_of
-from memest.report.result import Estimate, Verdict
+from memest.report.result import Estimate
 from memest.report.words import format_count, setup_items
 from memest.units import format_size
 
@@ -18,14 +19,6 @@ _LEFT, _RIGHT = 0.05, 0.95
 _BAR_TOP, _BAR_HEIGHT = 0.53, 0.17
 _NAMED = 0.1
 """Segments below this share of the bar have their names below it."""
-_INKS = {
-    Verdict.FITS: "#0b6b2d",
-    Verdict.RELEASES_CACHE: "#7a4f00",
-    Verdict.TIGHT: "#7a4f00",
-    Verdict.CANNOT_SAY: "#5b30a6",
-    Verdict.DOES_NOT_FIT: "#b3161f",
-    Verdict.UNKNOWN: INK,
-}
 _LETTERS = 96
 
 
@@ -48,7 +41,7 @@ def share_card(estimate: Estimate) -> bytes:
         _text(figure, _LEFT, 0.83 - 0.05 * place, line, size=14)
     _text(
         figure, _LEFT, 0.68, _short(headline, 48), size=26, weight="bold",
-        color=_INKS[estimate.verdict],
+        color=VERDICT_COLOURS[estimate.verdict],
     )  # fmt: skip
     _bar(figure, bar)
     span = f"needs {format_size(bar.taken_bytes)}, range {format_size(bar.low_bytes)} to "

@@ -108,13 +108,14 @@ def suggestions_of(
     search = _Search(profile, place)
     base = search.base
     assert base.gpu is not None
-    changes: tuple[Suggestion, ...] = ()
-    closest = None
+    found = None
     if quick:
         with suppress(NotKnownError), profile.known_alone():
-            changes, closest = search.changes(count)
-    if not changes:
-        changes, closest = search.changes(count)
+            found = search.changes(count)
+    # what fits has one change at most, which needs no trace or was refused above
+    if found is None or not (found[0] or base.verdict is Verdict.FITS):
+        found = search.changes(count)
+    changes, closest = found
     return Suggestions(
         model=base.model.id,
         gpu=base.gpu.name,

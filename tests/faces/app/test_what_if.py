@@ -85,6 +85,35 @@ def test_values_that_cannot_be_are_named_and_left_out(open_page: Open) -> None:
     assert not app.warning
 
 
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ({"fp16": "true", "bf16": "true"}, "exclude each other"),
+        ({"fp16": "true", "precision": "bf16"}, "contradict each other"),
+        ({"bach": "64"}, "bach of the link was left out"),
+        ({"batch": "4", "per_device_train_batch_size": "64"}, "batch is named twice"),
+    ],
+)
+def test_a_link_that_says_two_things_is_not_understood_as_one(
+    open_page: Open, inputs: dict[str, str], said: str
+) -> None:
+    app = open_page(model=MODEL, **inputs)
+    assert said in texts(app)
+
+
+def test_what_others_add_to_a_link_is_passed_over(open_page: Open) -> None:
+    app = open_page(model=MODEL, utm_source="x", embed="true")
+    assert not app.warning
+
+
+def test_what_no_input_shows_is_a_chip(open_page: Open) -> None:
+    app = open_page(model=MODEL, image_size="224", dataloader_num_workers="0")
+    chips = {str(button.key) for button in app.button if str(button.key).startswith("drop ")}
+    assert chips == {"drop image_size", "drop dataloader_num_workers"}
+    app.selectbox(key="option").set_value("dataloader_num_workers").run()
+    assert not app.exception
+
+
 def test_the_verdict_changes_with_the_batch_and_back_with_the_url(open_page: Open) -> None:
     app = open_page(model=MODEL, gpu="rtx-4090", tab=ALONG)
     assert verdict(app) == "Fits"
