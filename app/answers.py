@@ -347,7 +347,7 @@ def attempt(work: Callable[[], Answer], doing: str) -> Answer | None:
     except NotKnownError:
         st.error(
             "This explorer answers what it knows without a trace, and this question is not among "
-            "it. On your own machine: `pip install 'memest[torch]'`, and the command line below.",
+            "it. On your own machine: `pip install 'memest-gpu[torch]'`, and the command below.",
             icon=":material/lock:",
         )
     except TookTooLongError:

@@ -140,7 +140,7 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
 
-        value: Any = version("memest")
+        value: Any = version("memest-gpu")
     elif name in __all__ or name in _HOMES:
         value = getattr(importlib.import_module(_HOMES.get(name, "memest.errors")), name)
     else:

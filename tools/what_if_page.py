@@ -65,9 +65,9 @@ fp16 on a GPU without bf16) are both tried, and the plan says what that gains an
 
 Any option can be an axis: values, ranges with both ends (`seq-len=128:512:128`), geometric ones
 (`batch=1:64:x2`), switches (`--over bf16`). `--csv`, `--json` and `--jsonl` choose what goes to stdout; `--out`
-writes .csv, .json, .jsonl, .html or .png (PNG needs `memest[plot]`), `--heatmap` a picture besides. A point
+writes .csv, .json, .jsonl, .html or .png (PNG needs `memest-gpu[plot]`), `--heatmap` a picture besides. A point
 without an answer says why and takes no other with it. Several models run in parallel processes
-(`--jobs N`), or on a Ray cluster (`--ray`, `memest[ray]`).
+(`--jobs N`), or on a Ray cluster (`--ray`, `memest-gpu[ray]`).
 
 ## In Python
 

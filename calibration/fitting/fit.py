@@ -16,6 +16,7 @@ from memest.calibration.fitting.prediction import Pair
 from memest.calibration.fitting.residuals import ResidualRow, Residuals, residuals, uncorrected_of
 from memest.calibration.fitting.robust import MIN_GROUPS, group_folds, need_sklearn
 from memest.calibration.measurement import CPU, Environment, Measurement
+from memest.config.installed import DISTRIBUTION
 from memest.errors import ConfigError
 from memest.estimation.calibration import (
     FACTS,
@@ -395,7 +396,7 @@ def _versions(environments: Sequence[Environment]) -> Mapping[str, str]:
         # predictions go by the code of the models that is installed here
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             out[f"{package} (predictions)"] = importlib.metadata.version(package)
-    for package in ("memest", "scikit-learn", "numpy"):
+    for package in (DISTRIBUTION, "scikit-learn", "numpy"):
         # a checkout that nobody installed has no version of its own
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             out[package] = importlib.metadata.version(package)

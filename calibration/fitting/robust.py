@@ -39,7 +39,7 @@ def need_sklearn() -> None:
         import sklearn.linear_model  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(
-            "Fitting a calibration needs scikit-learn: pip install 'memest[calibration]'. "
+            "Fitting a calibration needs scikit-learn: pip install 'memest-gpu[calibration]'. "
             "Applying one needs nothing."
         ) from error
 

@@ -19,6 +19,7 @@ def __getattr__(name: str) -> Any:
         from memest.calibration.live.trainer import MemestCallback
     except ImportError as error:
         raise MissingDependencyError(
-            "MemestCallback is for transformers' Trainer: pip install 'memest[torch]' accelerate."
+            "MemestCallback is for transformers' Trainer: pip install 'memest-gpu[torch]' "
+            "accelerate."
         ) from error
     return MemestCallback

@@ -205,7 +205,7 @@ class Attendant:
         if last.startswith("ModuleNotFoundError"):
             raise MissingDependencyError(
                 f"workers cannot be started: {last}. Training needs torch, transformers and "
-                "accelerate: pip install 'memest[calibration]'"
+                "accelerate: pip install 'memest-gpu[calibration]'"
             )
         raise MemestError(f"workers cannot be started: {last or 'they did not say why'}")
 

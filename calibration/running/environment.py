@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memest.calibration.measurement import CPU, Environment
-from memest.config.installed import release
+from memest.config.installed import DISTRIBUTION, release
 
 __all__ = ["commit_of", "cpu_environment", "gpu_environment", "remarks"]
 
@@ -69,7 +69,7 @@ def _software(command: str) -> dict[str, Any]:
         "transformers": release("transformers") or "",
         "python": platform.python_version(),
         "platform": f"{sys.platform}-{platform.machine()}",
-        "memest": release("memest") or "",
+        "memest": release(DISTRIBUTION) or "",
         "commit": commit_of(),
         "command": command,
     }

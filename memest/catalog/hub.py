@@ -106,7 +106,7 @@ def fetch_config(ref: str) -> tuple[Path, str]:
         raise _unknown(
             ref,
             "the hub cannot be asked without the package huggingface_hub "
-            "(pip install 'memest[torch]')",
+            "(pip install 'memest-gpu[torch]')",
         ) from error
     try:
         path = _cached_path(hub, ref)

@@ -70,7 +70,7 @@ def _load() -> Any:
     except ImportError as error:
         raise MissingDependencyError(
             "reading the GPUs of this machine needs the package nvidia-ml-py: "
-            "pip install 'memest[gpu]', or name a card, for example --gpu rtx-4090"
+            "pip install 'memest-gpu[gpu]', or name a card, for example --gpu rtx-4090"
         ) from error
 
 

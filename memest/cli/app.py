@@ -66,7 +66,7 @@ def app(
         raise ConfigError(f"--port {port} is out of range: it must be 1 to 65535.")
     if find_spec("streamlit") is None:
         raise MissingDependencyError(
-            "the explorer needs streamlit, which is not installed: pip install 'memest[app]'"
+            "the explorer needs streamlit, which is not installed: pip install 'memest-gpu[app]'"
         )
     if max_seconds is not None and max_seconds < 1:
         raise ConfigError(f"--max-seconds {max_seconds} is no time at all: write for example 120.")

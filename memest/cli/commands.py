@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+import memest
 from memest.cli.advise import advise
 from memest.cli.app import app
 from memest.cli.cache import cache
@@ -31,9 +32,7 @@ __all__ = ["build"]
 
 def _show_version(value: bool) -> None:
     if value:
-        from importlib.metadata import version
-
-        write_out(f"memest {version('memest')}\n")
+        write_out(f"memest {memest.__version__}\n")
         raise typer.Exit(0)
 
 

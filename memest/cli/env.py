@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from memest.cli.console import Output, write_document
 from memest.cli.flags import shows, switch
-from memest.config.installed import VERIFIED, installed_version, unverified_note
+from memest.config.installed import DISTRIBUTION, VERIFIED, installed_version, unverified_note
 from memest.errors import MissingDependencyError
 from memest.files.folders import data_folder
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["env", "environment"]
 
 PACKAGES = (
-    "memest",
+    DISTRIBUTION,
     "torch",
     "transformers",
     "accelerate",
@@ -181,7 +181,7 @@ def _run_check(output: Output) -> Drift:
         if installed_version(package) is None:
             raise MissingDependencyError(
                 f"--check runs training steps, which need {package}, and it is not installed: "
-                "pip install 'memest[torch]'"
+                "pip install 'memest-gpu[torch]'"
             )
 
     with output.working() as show:

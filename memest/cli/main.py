@@ -69,7 +69,7 @@ def _explain(error: BaseException) -> tuple[str, int]:
         return _explain_os(error), _FAILURE
     package = (getattr(error, "name", None) or "").partition(".")[0]
     if isinstance(error, ModuleNotFoundError) and package not in ("", "memest"):
-        return f"the package {package} is not installed: pip install 'memest[all]'.", _MISSING
+        return f"the package {package} is not installed: pip install 'memest-gpu[all]'.", _MISSING
     if isinstance(error, MemoryError):
         return "this machine's own memory ran out: try fewer --steps or --grad-accum.", _FAILURE
     report = "please report it with the output of `memest env` and of this command with --debug"

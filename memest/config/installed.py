@@ -8,7 +8,17 @@ from pathlib import Path
 
 from memest.config.software import Software
 
-__all__ = ["VERIFIED", "bitsandbytes_version", "installed_version", "release", "unverified_note"]
+__all__ = [
+    "DISTRIBUTION",
+    "VERIFIED",
+    "bitsandbytes_version",
+    "installed_version",
+    "release",
+    "unverified_note",
+]
+
+DISTRIBUTION = "memest-gpu"
+"""The name to install memest by; ``memest`` on the package index is another project."""
 
 _NEWEST_BITSANDBYTES = (0, 50)
 VERIFIED: dict[str, tuple[str, ...]] = {
@@ -35,13 +45,14 @@ def release(package: str) -> str | None:
 
 def _release_by_folder(package: str) -> str | None:
     """The release that the name of the folder of a package's metadata tells."""
+    stem = package.replace("-", "_")
     for entry in sys.path:
         try:
-            names = [path.name for path in Path(entry or ".").glob(f"{package}-*.dist-info")]
+            names = [path.name for path in Path(entry or ".").glob(f"{stem}-*.dist-info")]
         except OSError:
             continue
         if len(names) == 1:
-            return names[0].removeprefix(f"{package}-").removesuffix(".dist-info")
+            return names[0].removeprefix(f"{stem}-").removesuffix(".dist-info")
     return None
 
 

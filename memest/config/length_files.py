@@ -221,7 +221,7 @@ def _counter(sample: Any, tokenizer: str | None, path: str | Path) -> Any:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise MissingDependencyError(
-            "Counting tokens needs the tokenizers package: pip install 'memest[torch]'."
+            "Counting tokens needs the tokenizers package: pip install 'memest-gpu[torch]'."
         ) from error
     file = Path(tokenizer)
     file = file / "tokenizer.json" if file.is_dir() else file

@@ -207,7 +207,8 @@ class OptimizerTraces:
             from memest.trace.training import trace_updates
         except ImportError as error:
             raise MissingDependencyError(
-                "Tracing an optimizer needs torch and transformers: pip install 'memest[torch]'."
+                "Tracing an optimizer needs torch and transformers: "
+                "pip install 'memest-gpu[torch]'."
             ) from error
         self._say(f"tracing {setup.optimizer}")
         return trace_updates(weights, setup, gpu, roles)

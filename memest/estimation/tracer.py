@@ -198,7 +198,7 @@ class Tracer:
             import torch  # noqa: F401
         except ImportError as error:
             raise MissingDependencyError(
-                "Tracing a model needs torch and transformers: pip install 'memest[torch]'."
+                "Tracing a model needs torch and transformers: pip install 'memest-gpu[torch]'."
             ) from error
         from memest.trace.session import build
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+import memest
 from memest.files.folders import data_folder
 
 __all__ = ["PREDICTS_NOTHING", "made_with", "predicting", "sources", "tracing"]
@@ -54,10 +55,7 @@ def predicting() -> str:
 @cache
 def made_with() -> str:
     """What predicts here: memest's version, and a digest of its code and its tables."""
-    # loads a parser of e-mail: only where somebody asks
-    from importlib.metadata import version
-
-    return f"{version('memest')} {predicting()}"
+    return f"{memest.__version__} {predicting()}"
 
 
 def sources() -> list[str]:

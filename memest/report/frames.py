@@ -38,7 +38,7 @@ def frame_of(answer: Answer, *options: Any) -> Any:
         from pandas import DataFrame
     except ImportError as error:
         raise MissingDependencyError(
-            "to_frame() needs pandas, which is not installed: pip install 'memest[notebook]'. "
+            "to_frame() needs pandas, which is not installed: pip install 'memest-gpu[notebook]'. "
             "to_dict() has the same figures and needs nothing."
         ) from error
     return DataFrame(rows, columns=list(columns))

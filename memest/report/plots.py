@@ -55,7 +55,7 @@ def check_matplotlib(what: str) -> None:
         import matplotlib as mpl  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(
-            f"{what} as PNG needs matplotlib: pip install 'memest[plot]'. One as .html needs "
+            f"{what} as PNG needs matplotlib: pip install 'memest-gpu[plot]'. One as .html needs "
             "nothing."
         ) from error
 
@@ -83,7 +83,7 @@ def _figure_class() -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingDependencyError(
-            "a plot needs matplotlib, which is not installed: pip install 'memest[plot]'."
+            "a plot needs matplotlib, which is not installed: pip install 'memest-gpu[plot]'."
         ) from error
 
     class ShownFigure(Figure):

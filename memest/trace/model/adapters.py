@@ -75,7 +75,7 @@ def add_adapter(
     except ImportError as error:
         raise MissingDependencyError(
             "Adapters (--lora-r, --peft) are built by peft, which is not installed: pip install "
-            "'memest[peft]'."
+            "'memest-gpu[peft]'."
         ) from error
     config, notes = _config(adapter, task)
     _leave_out(config, model, setup)

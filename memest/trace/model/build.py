@@ -94,7 +94,7 @@ def build_model(source: ModelSource, setup: Setup) -> BuiltModel:
         import transformers
     except ImportError as error:
         raise MissingDependencyError(
-            "Tracing a model by name needs torch and transformers: pip install 'memest[torch]'."
+            "Tracing a model by name needs torch and transformers: pip install 'memest-gpu[torch]'."
         ) from error
     transformers.logging.set_verbosity_error()
     config = _config(source, transformers)

@@ -76,7 +76,7 @@ def bitsandbytes() -> Any:
     except ImportError as error:
         raise MissingDependencyError(
             "Quantised bases (--load-in-4bit, --load-in-8bit) are built by bitsandbytes, which is "
-            "not installed: pip install 'memest[peft]'."
+            "not installed: pip install 'memest-gpu[peft]'."
         ) from error
     if not hasattr(torch.ops.bitsandbytes, "gemm_4bit"):
         raise MissingDependencyError(
@@ -369,7 +369,7 @@ def prepare_kbit(model: Any, loading: Loading, setup: Setup) -> list[str]:
     except ImportError as error:
         raise MissingDependencyError(
             "prepare_model_for_kbit_training is peft's, which is not installed: pip install "
-            "'memest[peft]', or add --no-prepare-kbit."
+            "'memest-gpu[peft]', or add --no-prepare-kbit."
         ) from error
     dtypes_before = {id(parameter): parameter.dtype for parameter in model.parameters()}
     if release_default("prepare_kbit", setup.software).value == "layer_norm":

@@ -17,7 +17,7 @@ def test_without_streamlit_a_sentence_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(command, "find_spec", lambda name: None)
     assert run(["app"]) == 6
-    assert "pip install 'memest[app]'" in capsys.readouterr().err
+    assert "pip install 'memest-gpu[app]'" in capsys.readouterr().err
 
 
 def test_a_port_that_cannot_be_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -144,7 +144,7 @@ def container() -> Iterator[Path]:
         build = [*python, "build", "--wheel", "--outdir", str(folder / "wheels"), str(ROOT)]
         subprocess.run(build, check=True, capture_output=True)
         subprocess.run([*python, "venv", str(folder / "bare")], check=True)
-        wheel = next((folder / "wheels").glob("memest-*.whl"))
+        wheel = next((folder / "wheels").glob("memest_gpu-*.whl"))
         install = [str(folder / "bare/bin/python"), "-m", "pip", "install", "-q"]
         install += ["-c", str(ROOT / "constraints.txt"), f"{wheel}[app]"]
         subprocess.run(install, check=True, capture_output=True)

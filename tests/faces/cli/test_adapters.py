@@ -160,7 +160,7 @@ def test_without_the_package_it_is_said_what_to_install(package, here, monkeypat
     done = here("estimate", MODEL, "--batch", "2", *options)
 
     assert done.returncode == 6, done.stderr
-    assert "pip install 'memest[peft]'" in done.stderr
+    assert "pip install 'memest-gpu[peft]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

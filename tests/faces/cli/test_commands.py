@@ -55,7 +55,7 @@ def test_missing_torch(process, tiny, tmp_path):
         "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')"
     )
     env = {"PYTHONPATH": str(tmp_path), "MEMEST_CACHE": str(tmp_path / "cache")}
-    check(process("estimate", tiny, env=env), 6, "torch", "pip install 'memest[")
+    check(process("estimate", tiny, env=env), 6, "torch", "pip install 'memest-gpu[")
 
 
 def test_sequence_longer_than_the_model(here, tiny):

@@ -120,10 +120,10 @@ def without(package, tmp_path):
 @pytest.mark.parametrize(
     ("package", "line", "words"),
     [
-        ("matplotlib", "--out grid.png", ["pip install 'memest[plot]'", ".html"]),
-        ("ray", "--ray", ["pip install 'memest[ray]'"]),
-        ("torch", "", ["pip install 'memest["]),
-        ("torch", "--jobs 2", ["pip install 'memest["]),
+        ("matplotlib", "--out grid.png", ["pip install 'memest-gpu[plot]'", ".html"]),
+        ("ray", "--ray", ["pip install 'memest-gpu[ray]'"]),
+        ("torch", "", ["pip install 'memest-gpu["]),
+        ("torch", "--jobs 2", ["pip install 'memest-gpu["]),
     ],
 )
 def test_missing_packages(process, tmp_path, package, line, words):

@@ -127,5 +127,5 @@ except memest.MissingDependencyError as error:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True,
                           check=True)  # fmt: skip
-    assert f"memest[{extra}]" in done.stdout
+    assert f"memest-gpu[{extra}]" in done.stdout
     assert issubclass(MissingDependencyError, ImportError)

@@ -14,13 +14,17 @@ from pathlib import Path
 import pytest
 
 import memest
+from memest.config.installed import DISTRIBUTION
 from support.paths import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def _is_editable():
-    notes = [found.read_text("direct_url.json") for found in distributions(name="memest")]
+    notes = [
+        found.read_text("direct_url.json")
+        for found in distributions(name=PROJECT["project"]["name"])
+    ]
     return any(json.loads(said).get("dir_info", {}).get("editable") for said in notes if said)
 
 
@@ -86,9 +90,22 @@ def test_every_data_file_is_installed():
 
 
 def test_one_command_runs_it_without_installing():
-    # pipx run memest and uvx memest start the script of the package's own name
-    assert PROJECT["project"]["name"] in PROJECT["project"]["scripts"]
-    assert PROJECT["project"]["scripts"]["memest"] == "memest.cli.main:run"
+    # pipx run and uvx start the script of the package's own name
+    assert PROJECT["project"]["name"] == DISTRIBUTION
+    assert set(PROJECT["project"]["scripts"]) == {"memest", DISTRIBUTION}
+    assert set(PROJECT["project"]["scripts"].values()) == {"memest.cli.main:run"}
+
+
+def test_no_page_or_message_tells_to_install_another_project():
+    told = r"memest\[[a-z]|(pip install|pipx run|uvx)( +-[^ ]+)* +[\"']?memest([^-_a-z]|$)"
+    here = f":!{Path(__file__).relative_to(ROOT)}"
+    lines = subprocess.run(
+        ["git", "grep", "-nE", told, "--", ":!CHANGELOG.md", here],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if lines.returncode > 1:
+        pytest.skip("no git checkout")
+    assert lines.stdout == ""
 
 
 def test_what_people_cite_is_what_is_released():
@@ -115,4 +132,4 @@ def test_constraints_cover_what_the_tests_install():
         if "==" in line
     }
     names = {re.split(r"[\[>=<]", name)[0].lower().replace("_", "-") for name in wanted}
-    assert names - {"memest"} <= pinned
+    assert names - {"memest-gpu"} <= pinned

@@ -400,7 +400,7 @@ def test_without_scikit_learn_the_extra_is_named():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.startswith(MissingDependencyError.__name__)
-    assert "pip install 'memest[calibration]'" in done.stdout
+    assert "pip install 'memest-gpu[calibration]'" in done.stdout
 
 
 # -- the choice -----------------------------------------------------------------------------------

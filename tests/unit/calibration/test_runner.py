@@ -307,7 +307,7 @@ def test_workers_without_torch_say_what_to_install(monkeypatch, tmp_path):
     with (
         Attendant() as attendant,
         pytest.raises(
-            MissingDependencyError, match=r"pip install 'memest\[calibration\]'"
+            MissingDependencyError, match=r"pip install 'memest-gpu\[calibration\]'"
         ) as error,
     ):
         attendant.describe("cpu")

@@ -138,8 +138,8 @@ def test_a_range_that_is_a_librarys_choice_is_no_close_call():
 
 def test_every_face_has_every_verdict():
     from memest.app.theme import VERDICT_COLOURS, VERDICT_ICONS
-    from memest.report.heatmap import HeatMark
     from memest.report import html
+    from memest.report.heatmap import HeatMark
     from memest.report.terminal import VERDICT_STYLES
 
     words = {verdict.value for verdict in Verdict}
