@@ -10,7 +10,7 @@ from memest.app.theme import VERDICT_INKS
 from memest.catalog.spec import list_gpus
 from memest.report.memory_bar import VERDICT_WORDS, BarSegment, MemoryBar, memory_bar
 from memest.report.result import Estimate, Verdict
-from memest.report.words import moment_text
+from memest.report.words import why_sentence
 from memest.units import format_delta, format_size
 
 __all__ = ["STYLE", "hero", "short_gpu", "small_bar", "verdict_words"]
@@ -93,7 +93,7 @@ def hero(answer: Estimate, pinned: Estimate | None = None) -> tuple[str, str]:
         pinned: an answer to tell the difference from.
     """
     bar = memory_bar(answer)
-    reason = f'<p class="mm-why">{escape(_why(answer))}</p>'
+    reason = f'<p class="mm-why">{escape(why_sentence(answer))}</p>'
     main = (_verdict(answer), _bar(bar), _scale(bar, answer), _parts(bar), reason)
     return "".join(main), _peaks(answer, pinned)
 
@@ -113,16 +113,6 @@ def verdict_words(answer: Estimate) -> str:
     """The verdict in its colour."""
     ink = VERDICT_INKS[answer.verdict.value]
     return f'<b style="color:{ink}">{escape(VERDICT_WORDS[answer.verdict])}</b>'
-
-
-def _why(answer: Estimate) -> str:
-    """One sentence: when the run is fullest, and with what."""
-    largest = max(answer.breakdown, key=lambda row: row.bytes, default=None)
-    sentence = f"Fullest {moment_text(answer)}"
-    if largest is not None and answer.peak.allocated_bytes:
-        share = largest.bytes / answer.peak.allocated_bytes
-        sentence += f"; {share:.0%} of the tensors are {largest.category.value} then"
-    return f"{sentence}."
 
 
 def _verdict(answer: Estimate) -> str:

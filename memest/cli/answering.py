@@ -17,6 +17,7 @@ from memest.units import parse_size
 if TYPE_CHECKING:
     from memest.readers.run_config import RunConfig
     from memest.report.result import Estimate, GpuFit, Verdict
+    from memest.report.suggestions import Suggestions
     from memest.report.text import TableChoice
 
 __all__ = ["check_sizes", "exit_code", "run_estimate", "run_fits", "within"]
@@ -140,27 +141,37 @@ def run_estimate(
             write_error = write_error or error
     from memest.report.words import render_origins, verdict_sentence
 
-    output.put(answer, lambda: [verdict_sentence(answer)], by=table, depth=levels)
+    def find_tips() -> Suggestions | None:
+        return _tips(model, options, answer, output)
+
+    output.put(
+        answer,
+        lambda: [verdict_sentence(answer)],
+        by=table,
+        depth=levels,
+        tips=find_tips if tips else None,
+        explain=explain,
+    )
     if explain and answer.traced and not output.as_json:
         write_out(f"\nTraced: {answer.traced}.\n")
     if explain and run is not None and not output.as_json:
         ignored_keys, missing_keys = map(str, run.ignored), map(str, run.not_modelled)
         write_out(render_origins(answer.origins, tuple(ignored_keys), tuple(missing_keys)))
-    if tips and table is None and not output.as_json and not output.quiet:
-        _show_tips(model, options, answer, output)
     if write_error is not None:
         raise write_error
     return 0
 
 
-def _show_tips(model: str, options: Mapping[str, Any], answer: Estimate, output: Output) -> None:
-    """What would make it fit, below the report of a run that does not, or may not."""
+def _tips(
+    model: str, options: Mapping[str, Any], answer: Estimate, output: Output
+) -> Suggestions | None:
+    """What would make a run fit that does not, or may not."""
     from memest.report.result import Verdict
 
     if answer.verdict not in (Verdict.DOES_NOT_FIT, Verdict.TIGHT, Verdict.RELEASES_CACHE):
-        return
+        return None
     if answer.gpu is not None and answer.max_batch is None and release("torch") is not None:
-        return  # nor is the largest batch looked for: each change would be traced, or compiled
+        return None  # nor is the largest batch looked for: each change would be traced, or compiled
     from memest.search.suggest import suggest
 
     gpus = options.get("gpu")
@@ -169,10 +180,8 @@ def _show_tips(model: str, options: Mapping[str, Any], answer: Estimate, output:
         with output.working() as progress:
             found = suggest(model, progress=progress, quick=True, **{**options, "gpu": first})
     except MemestError:
-        return  # the answer is out, and holds without them
-    if found.changes or found.closest is not None:
-        write_out("\n")
-        output.report(found)
+        return None  # the answer holds without them
+    return found if found.changes or found.closest is not None else None
 
 
 def _named_gpus(answer: Estimate) -> list[GpuFit]:

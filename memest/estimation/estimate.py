@@ -14,6 +14,7 @@ from memest.errors import MissingDependencyError, UnfitGpuError
 from memest.estimation.breakdown import alive_at_peak, breakdown, layers, moment, timeline
 from memest.estimation.gpu_target import Place, TargetGpu, common_target_gpus, target_gpus
 from memest.estimation.kernel_notes import about_run
+from memest.estimation.left_open import Alternatives, is_usual, left_open
 from memest.estimation.notes import assumptions_of, notes_of
 from memest.estimation.peaks import calibration_facts, corrected_rows, peaks_of
 from memest.estimation.pipeline import PipelineRun
@@ -24,6 +25,7 @@ from memest.estimation.run_facts import Peaks
 from memest.estimation.verdict import largest_batch, verdict_for
 from memest.estimation.whole_run import resolve_run
 from memest.replay.conf import parse_alloc_conf
+from memest.replay.replay import Replay
 from memest.report.result import Estimate, GpuFit, Interval, Peak, RankPeak, Spot, Verdict
 
 if TYPE_CHECKING:
@@ -118,6 +120,7 @@ def estimate(
         calibration=calibration,
         max_batch=max_batch,
         snapshot=target,
+        alternatives=True,
     )
     if run_config is None:
         return result
@@ -147,6 +150,7 @@ def answer(
     vary: Sequence[str] = (),
     common: bool = True,
     snapshot: Path | None = None,
+    alternatives: bool = False,
     **place: Unpack[Place],
 ) -> Estimate:
     """The estimate of a setup for a model whose traces a tracer keeps.
@@ -159,6 +163,7 @@ def answer(
         vary: sizes that further questions will change.
         common: say what it means for the GPUs that people have, where none is named.
         snapshot: a file that the run is written to besides.
+        alternatives: tell what the question leaves open, and what that could change.
         **place: where the run is to fit.
     """
     targets = target_gpus(request, **place)
@@ -195,8 +200,13 @@ def answer(
             left_out.append(_NO_LARGEST)
     elif wants_batch:
         left_out.append(_COMPILED_ANEW)
-    return Estimate(
-        model=profiler.facts(run),
+    facts = profiler.facts(run)
+    assumptions = (
+        *assumptions_of(tuple(about_run(profiler.assumptions(request), run)), setup, targets),
+        *left_out,
+    )
+    whole = Estimate(
+        model=facts,
         setup=setup,
         gpu=fit,
         peak=_peak(peaks),
@@ -214,11 +224,24 @@ def answer(
         common_gpus=tuple(fits),
         traced=run.program.micro_steps.depth_words,
         notes=tuple(notes_of(run, main, rows, peaks)),
-        assumptions=(
-            *assumptions_of(tuple(about_run(profiler.assumptions(request), run)), setup, targets),
-            *left_out,
-        ),
+        assumptions=assumptions,
+        usual=tuple(text for text in assumptions if is_usual(text, facts.class_name)),
     )
+    if not alternatives or isinstance(run, PipelineRun) or setup.torch_compile:
+        return whole
+
+    def device_bytes(other: Setup) -> int:
+        run = resolve_run(profiler, other, main.traits)
+        return _peaks_alone(profiler, run, main)[1].device_bytes
+
+    with profiler.known_alone():
+        return left_open(whole, targets, Alternatives(request, device_bytes))
+
+
+def _peaks_alone(profiler: Profiler, run: Run, main: TargetGpu) -> tuple[Replay, Peaks]:
+    """What the fewest steps that show a run's peaks come to."""
+    result = profiler.replays(parse_alloc_conf(run.setup.alloc_conf)).of(run.short_stream)
+    return result, peaks_of(main, run, run.short_stream, result)
 
 
 def _fits_others(
@@ -305,16 +328,20 @@ def spot(
         **place: where the run is to fit; the first GPU counts.
     """
     targets = target_gpus(request, **place)
-    run = resolve_run(profiler, request, targets.main.traits, vary)
-    conf = parse_alloc_conf(run.setup.alloc_conf)
-    stream = run.short_stream
-    result = profiler.replays(conf).of(stream)
     main = targets.main
-    peaks = peaks_of(main, run, stream, result)
+    run = resolve_run(profiler, request, main.traits, vary)
+    result, peaks = _peaks_alone(profiler, run, main)
     return Spot(
         setup=run.setup,
         gpu=(
-            verdict_for(main, run.setup, peaks, stream, result, conf)
+            verdict_for(
+                main,
+                run.setup,
+                peaks,
+                run.short_stream,
+                result,
+                parse_alloc_conf(run.setup.alloc_conf),
+            )
             if targets.named_gpus
             else None
         ),

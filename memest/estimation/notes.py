@@ -9,6 +9,7 @@ from memest.config.installed import unverified_note
 from memest.config.setup import Setup
 from memest.estimation.gpu_target import TargetGpu, TargetGpus
 from memest.estimation.kernel_notes import bf16_notes
+from memest.estimation.left_open import gpu_words
 from memest.estimation.run import Run
 from memest.estimation.run_facts import Peaks
 from memest.estimation.whole_run import generation_notes, length_notes
@@ -59,12 +60,11 @@ def assumptions_of(notes: Sequence[str], setup: Setup, targets: TargetGpus) -> l
         setup: the run.
         targets: the GPUs of the question.
     """
-    main = targets.main
     sentences = list(notes)
     if other := unverified_note():
         sentences.append(other)
-    if not targets.named_gpus or main.name != main.spec.name:
-        sentences.append(f"kernels and workspaces as on {main.spec.name} (name a GPU with --gpu)")
+    if words := gpu_words(targets):
+        sentences.append(words)
     sentences.append(
         f"loop: {setup.loop}, optimizer {setup.optimizer}, {setup.num_steps} steps simulated, "
         f"torch {targets.torch[0]}.{targets.torch[1]}"

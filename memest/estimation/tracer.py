@@ -194,6 +194,7 @@ class Tracer:
         meta_model = profile.meta_models.get(built_for)
         if meta_model is not None:
             return meta_model
+        self.say(f"{self._name}: building it on the meta device, without its weights")
         try:
             import torch  # noqa: F401
         except ImportError as error:
@@ -202,7 +203,6 @@ class Tracer:
             ) from error
         from memest.trace.session import build
 
-        self.say(f"{self._name}: building it on the meta device, without its weights")
         inputs = self.module_inputs
         meta_model = build(
             traced_setup(request),

@@ -255,6 +255,21 @@ class Spot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpenChoice:
+    """Something that a question leaves open, and what another choice changes.
+
+    Attributes:
+        text: what was assumed, and how to set it.
+        instead: another choice, in words: "with 256".
+        change_bytes: of the expected device peak with that.
+    """
+
+    text: str
+    instead: str
+    change_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate(Answer):
     """The answer. Frozen, printable, and the same bytes for the same question."""
 
@@ -280,6 +295,10 @@ class Estimate(Answer):
     """All GPUs where they differ, the fullest first: the rest of the estimate is about that one."""
     traced: str = ""
     """How many layers were traced, in words; empty where that is not known."""
+    left_open: tuple[OpenChoice, ...] = ()
+    """What changes most first; those alone whose steps are known without a trace."""
+    usual: tuple[str, ...] = ()
+    """Assumptions that are the same for most runs: the report tells them on request."""
 
     def to_dict(self) -> dict[str, Any]:
         """The document that ``memest estimate --json`` prints."""

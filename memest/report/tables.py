@@ -351,18 +351,15 @@ def suggestion_parts(suggestions: Suggestions, page: Page) -> Iterator[Renderabl
 
 
 def _changes_table(changes: Sequence[Suggestion], page: Page) -> Table:
-    table = grid("left", "left", "right", "right", "left")
+    table = grid("left", "left")
     for number, change in enumerate(changes, start=1):
-        time = "" if change.relative_time is None else f"{change.relative_time:.2f}"
-        says = Text(change.words)
+        says = Text(change.words, "bold")
         if change.changes_training:
-            says.append(f" ({change.changes_training})", "yellow")
-        says.append(f"\n{change.arguments}", "cyan")
-        table.add_row(
-            f"  {number}",
-            Text(change.verdict.value, style=VERDICT_STYLES[change.verdict]),
-            format_delta(-change.gain_bytes),
-            f"{time} {page.glyphs.times} time" if time else "",
-            says,
-        )
+            says.append(f" ({change.changes_training})", "not bold yellow")
+        says.append(f"\n{change.verdict.value}", VERDICT_STYLES[change.verdict])
+        says.append(f", {format_delta(-change.gain_bytes)}", "not bold")
+        if change.relative_time is not None:
+            says.append(f", {change.relative_time:.2f} {page.glyphs.times} time", "not bold")
+        says.append(": ", "not bold").append(change.arguments, "not bold cyan")
+        table.add_row(f"  {number}", says)
     return table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -12,6 +12,8 @@ from rich.text import Text
 
 from memest.report.layers import biggest, phase_rows, tree, visible
 from memest.report.result import Estimate, GpuFit, RankPeak
+from memest.report.suggestions import Suggestions
+from memest.report.tables import suggestion_parts
 from memest.report.terminal import VERDICT_STYLES, Page, bullets, grid, section
 from memest.report.words import (
     batch_sentence,
@@ -21,13 +23,12 @@ from memest.report.words import (
     process_words,
     setup_items,
     verdict_sentence,
+    why_sentence,
 )
 from memest.units import format_delta, format_size
 
 __all__ = ["TableChoice", "estimate_parts"]
 
-WIDE = 94
-"""From here on there is room for remarks beside the peaks."""
 BIGGEST = 6
 
 
@@ -40,7 +41,13 @@ class TableChoice(enum.StrEnum):
 
 
 def estimate_parts(
-    estimate: Estimate, page: Page, *, by: TableChoice | None = None, depth: int | None = None
+    estimate: Estimate,
+    page: Page,
+    *,
+    by: TableChoice | None = None,
+    depth: int | None = None,
+    tips: Callable[[], Suggestions | None] | None = None,
+    explain: bool = False,
 ) -> Iterator[RenderableType]:
     """What the report is made of.
 
@@ -49,9 +56,15 @@ def estimate_parts(
         page: where it is written.
         by: one table in place of the whole report.
         depth: levels of the tree of modules, for ``by="layer"``.
+        tips: looks for what to change, when the verdict is out already.
+        explain: tell all assumptions, not only those that are this question's.
     """
     yield Text(verdict_sentence(estimate), style=VERDICT_STYLES[estimate.verdict])
     yield _subtitle(estimate, page)
+    if by is None:
+        yield Padding(Text(why_sentence(estimate)), (1, 0, 0, 0))
+        if tips is not None and (found := tips()) is not None:
+            yield Padding(Group(*suggestion_parts(found, page)), (1, 0, 0, 0))
     yield section("Peaks", _peaks(estimate, page))
     if estimate.ranks and by is None:
         yield section("GPUs of the pipeline, the fullest first", _ranks(estimate.ranks, page))
@@ -62,8 +75,8 @@ def estimate_parts(
         yield section("Highest memory within each phase", _timeline(estimate, page))
         return
     yield section("Alive at the allocated peak", _breakdown(estimate, page))
-    yield Padding(Text(f"Reached {moment_text(estimate)}."), (1, 0, 0, 0))
     if by is TableChoice.CATEGORY:
+        yield Padding(Text(f"Reached {moment_text(estimate)}."), (1, 0, 0, 0))
         return
     yield section("Biggest layers", _biggest(estimate, page))
     if estimate.gpu is not None:
@@ -71,13 +84,24 @@ def estimate_parts(
     if estimate.common_gpus:
         title = "On common GPUs" if estimate.gpu is None else "On the other GPUs"
         yield section(title, _gpus(estimate.common_gpus, page))
-    assumptions = list(estimate.assumptions)
-    if estimate.interval.basis:
+    yield from _assumptions(estimate, page, explain=explain)
+    if estimate.notes:
+        yield section("Notes", bullets(estimate.notes, page))
+
+
+def _assumptions(estimate: Estimate, page: Page, *, explain: bool) -> Iterator[RenderableType]:
+    """What this question leaves open, with what it could change; on request the rest besides."""
+    told = {choice.text for choice in estimate.left_open}
+    assumptions = [
+        f"{choice.text}: {format_delta(choice.change_bytes)} {choice.instead}"
+        for choice in estimate.left_open
+    ]
+    usual = set() if explain else set(estimate.usual)
+    assumptions += [text for text in estimate.assumptions if text not in told | usual]
+    if explain and estimate.interval.basis:
         assumptions.append(f"range of the device peak: {estimate.interval.basis}")
     if assumptions:
         yield section("Assumed", bullets(assumptions, page))
-    if estimate.notes:
-        yield section("Notes", bullets(estimate.notes, page))
 
 
 def _subtitle(estimate: Estimate, page: Page) -> Text:
@@ -103,36 +127,31 @@ def _peaks(estimate: Estimate, page: Page) -> RenderableType:
     cache = format_delta(peak.reserved_bytes - peak.allocated_bytes)
     context = format_delta(peak.device_bytes - peak.reserved_bytes)
     rows: tuple[tuple[str, int, str, str], ...] = (
-        ("allocated", peak.allocated_bytes, "torch.cuda.max_memory_allocated()", ""),
+        ("allocated", peak.allocated_bytes, "all tensors at once", "max_memory_allocated"),
         (
             "reserved",
             peak.reserved_bytes,
-            "torch.cuda.max_memory_reserved()",
-            f"{cache} cached or fragmented",
+            f"{cache} that PyTorch keeps cached",
+            "max_memory_reserved",
         ),
         (
             "device",
             peak.device_bytes,
-            "nvidia-smi, this process",
-            f"{context} {process_words(estimate.setup)}",
+            f"{context} of {process_words(estimate.setup)}",
+            "nvidia-smi",
         ),
     )
     if peak.managed_bytes:
         managed = peak.managed_bytes
         total_text = format_size(peak.device_with_managed_bytes)
-        rows += (
-            ("paged", managed, "managed memory, no counter", f"device {total_text} with all of it"),
-        )
-    has_remarks = page.width >= WIDE
-    table = grid("left", "right", "left", *(["left"] if has_remarks else []))
-    for name, size, meter, remark in rows:
-        cells = [Text(name), Text(format_size(size), style="bold"), Text(meter, style="cyan")]
-        table.add_row(*cells, *([Text(remark, style="dim")] if has_remarks else []))
-    parts: list[RenderableType] = [table]
-    if not has_remarks:
-        parts.append(Text("; ".join(f"{row[0]}: {row[3]}" for row in rows[1:]), style="dim"))
-    range_line = Text(f"device range: {interval_text(estimate)}")
-    return Group(*parts, range_line)
+        rows += (("paged", managed, f"managed memory: {total_text} with all of it", "no counter"),)
+    table = grid("left", "right", "left", *([] if page.narrow else ["left"]))
+    for name, size, what, meter in rows:
+        cells = [Text(name), Text(format_size(size), style="bold"), Text(what)]
+        table.add_row(*cells, *([] if page.narrow else [Text(meter, style="cyan")]))
+    if estimate.interval.level is None:
+        return table
+    return Group(table, Text(f"device range: {interval_text(estimate)}"))
 
 
 def _breakdown(estimate: Estimate, page: Page) -> Table:

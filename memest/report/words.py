@@ -26,6 +26,7 @@ __all__ = [
     "render_origins",
     "setup_items",
     "verdict_sentence",
+    "why_sentence",
 ]
 
 _PHASES = {
@@ -172,6 +173,16 @@ def batch_sentence(estimate: Estimate) -> str:
 def moment_text(estimate: Estimate) -> str:
     """When and where the allocated peak is reached."""
     return place_text(estimate.peak_at, estimate.setup.grad_accum)
+
+
+def why_sentence(estimate: Estimate) -> str:
+    """When the run is fullest, and with what."""
+    largest = max(estimate.breakdown, key=lambda row: row.bytes, default=None)
+    sentence = f"Fullest {moment_text(estimate)}"
+    if largest is not None and estimate.peak.allocated_bytes:
+        share = largest.bytes / estimate.peak.allocated_bytes
+        sentence += f"; {share:.0%} of the tensors are {largest.category.value} then"
+    return f"{sentence}."
 
 
 def place_text(at: PeakMoment, grad_accum: int) -> str:
@@ -332,15 +343,17 @@ def render_origins(
     """The table of ``--explain``, and what was left aside, ready for stdout.
 
     Args:
-        origins: a row each.
+        origins: of all values; those that are no defaults get a row each.
         ignored: keys with why they do not matter.
         not_modelled: keys with what is missing.
     """
+    told = [each for each in origins if each.source != "default"]
     rows = [("option", "value", "origin")]
-    rows += [(each.option, _value(each.value), each.source) for each in origins]
+    rows += [(each.option, _value(each.value), each.source) for each in told]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    lines = ["Every value and where it comes from"]
+    lines = ["Values and where they come from"]
     lines += [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows]
+    lines.append(f"  The other {len(origins) - len(told)} have their defaults: --json names them.")
     for title, remarks in (("Not modelled", not_modelled), ("Ignored", ignored)):
         if remarks:
             lines += ["", title, *(f"  {_printable(remark)}" for remark in remarks)]

@@ -72,16 +72,20 @@ def test_flags_come_first(place, capsys):
     assert memest.estimate(memest.read_config("args.yaml"), batch=1).setup.batch == 1
 
 
-def test_explain_prints_every_value(place, capsys):
+def test_explain_prints_what_is_no_default(place, capsys):
+    read = document(capsys, "estimate", "args.yaml", "--json")
     assert run(["estimate", "args.yaml", "--explain"]) == 0
     out = capsys.readouterr().out
-    assert "Every value and where it comes from" in out
-    table = out[out.index("Every value") :]
+    assert "Values and where they come from" in out
+    table = out[out.index("Values and") :]
     assert "args.yaml:bf16" in table
     assert "Not modelled" in table
     assert "args.yaml:learning_rate: rates and schedules" in table
-    for field in memest.Setup().to_dict():
-        assert f"  {field} " in table, field
+    sources = {row["option"]: row["origin"] for row in read["origins"]}
+    for option, source in sources.items():
+        assert (f"  {option} " in table) == (source != "default"), option
+    assert f"The other {list(sources.values()).count('default')} have" in table
+    assert set(memest.Setup().to_dict()) <= set(sources)
 
 
 @pytest.mark.slow

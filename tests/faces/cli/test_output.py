@@ -7,6 +7,7 @@ import pytest
 
 import memest.estimation.estimate
 from memest.cli.main import run
+from memest.config.installed import DISTRIBUTION
 from memest.config.setup import Setup
 from memest.errors import DeviceError, MissingDependencyError, TraceError
 
@@ -200,7 +201,7 @@ def test_env_shows_no_secret(capsys, monkeypatch):
         assert "HF_TOKEN" in out
         assert "HF_HUB_OFFLINE" in out
     facts = json.loads(out)
-    assert facts["packages"]["memest"]
+    assert facts["packages"][DISTRIBUTION]
     assert set(facts) >= {"python", "packages", "gpus", "paths", "variables"}
 
 
