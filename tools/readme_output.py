@@ -24,7 +24,7 @@ _BLOCK = re.compile(
 
 
 def real_output(command: str) -> str:
-    """What a command prints on a terminal of 80 columns, without colours; verdicts are no errors."""
+    """What a command prints on a terminal of 80 columns, without colours, whatever the verdict."""
     environment = os.environ | {"COLUMNS": "80", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}
     process = subprocess.run(
         [sys.executable, "-m", *shlex.split(command)],
