@@ -138,7 +138,7 @@ def _key(name: str) -> str:
 def _nearness(word: str, name: str) -> float:
     """How near a word is to a name, 0 where it is not."""
     matcher = difflib.SequenceMatcher(None, name, word)
-    if len(word) >= _PART and f"-{word}" in f"-{name}":
+    if len(word) >= _PART and (name.startswith(word) or f"-{word}-" in f"-{name}-"):
         return matcher.ratio() + name.startswith(word)
     if len(name) >= _PART and word.startswith(name) and matcher.ratio() >= _REST:
         return matcher.ratio() + _REST
