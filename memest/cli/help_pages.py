@@ -204,7 +204,8 @@ def _words(panel: str) -> tuple[str, ...]:
 
 def _term(parameter: Any) -> str:
     """An option as it is typed."""
-    flags = ", ".join([*parameter.opts, *parameter.secondary_opts])
+    # the names of the help option come in any order
+    flags = ", ".join(sorted(parameter.opts, key=len, reverse=True))
     return f"{flags} {parameter.metavar or ''}".rstrip()
 
 
