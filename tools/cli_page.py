@@ -54,7 +54,7 @@ for name, command in build().commands.items():
         show("", name, "--help", "all")
     else:
         show("", name, "--help")
-        if any(each.name == "gpu" for each in command.params):
+        if any(each.name == "help_group" for each in command.params):
             for panel in dict.fromkeys(each.rich_help_panel for each in own):
                 show("own", name, "--help", panel.split()[0].lower())
     print(end={_END!r})

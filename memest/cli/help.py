@@ -80,7 +80,7 @@ def completion(
     For example: memest completion bash > ~/.local/share/bash-completion/completions/memest
     """
     if shell not in _SHELLS:
-        raise not_legal(f"no completion for the shell {shell!r}", shell, _SHELLS, state="is there")
+        raise not_legal(f"the shell {shell!r}", shell, _SHELLS, state="has no completion here")
     from typer._completion_shared import get_completion_script
 
     script = get_completion_script(prog_name="memest", complete_var=_VARIABLE, shell=shell)

@@ -12,6 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from memest.cli.argv import ALL, options_by_flag
 from memest.cli.examples import EXAMPLES
+from memest.cli.flags import OUTPUT
 from memest.cli.layout import examples, heading, paragraph, rows, screen_width
 from memest.cli.topics import TOPICS
 from memest.config.option import Panel, sentences
@@ -28,7 +29,8 @@ _RARE = frozenset(
 """Options of the commands themselves that stand in the long help alone."""
 _FIRST = (Panel.BATCH, Panel.PRECISION, Panel.OPTIMIZER, Panel.RECOMPUTE, Panel.KERNELS)
 _TABLE = {option.name: option for option in OPTIONS}
-_OWN, _OUTPUT = "Options", "Output"
+_OWN = "Options"
+"""Heading of options that have none."""
 
 
 class HelpCommand(TyperCommand):
@@ -65,19 +67,17 @@ class HelpGroup(TyperGroup):
         Raises:
             ConfigError: there is none of that name.
         """
-        if args and not ctx.resilient_parsing and args[0] not in self.commands:
-            path = ctx.command_path
-            if args[0].startswith("-"):
-                return super().resolve_command(ctx, args)  # an option that is none
-            near = closest(args[0], self.commands)
-            hint = f" Did you mean {' or '.join(near)}?" if near else ""
-            model = (
-                "" if ctx.parent else " A model is named after a command: memest estimate MODEL."
-            )
-            raise ConfigError(
-                f"there is no command {args[0]!r}.{hint}{model} `{path} --help` lists the commands."
-            )
-        return super().resolve_command(ctx, args)
+        word = args[0] if args else ""
+        # a shell may ask while a name is typed; what begins with a dash is an option that is none
+        if not word or word in self.commands or word.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        near = closest(word, self.commands)
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        if not ctx.parent:
+            hint += " A model is named after a command: memest estimate MODEL."
+        raise ConfigError(
+            f"there is no command {word!r}.{hint} `{ctx.command_path} --help` lists the commands."
+        )
 
 
 class _Page:
@@ -91,8 +91,10 @@ class _Page:
         pieces = command.collect_usage_pieces(ctx)
         self.usage = paragraph(f"Usage: {self.path} {' '.join(pieces)}", self.width)
         parameters = [each for each in command.get_params(ctx) if not getattr(each, "hidden", 0)]
-        self.arguments = [each for each in parameters if each.param_type_name == "argument"]
-        self.asks = any(each.name == "gpu" for each in parameters)
+        self.arguments: list[Any] = [
+            each for each in parameters if each.param_type_name == "argument"
+        ]
+        self.asks = any(each.name == "help_group" for each in command.params)
         self.panels: dict[str, list[Any]] = {}
         for each in parameters:
             is_help = "--help" in each.opts
@@ -106,31 +108,19 @@ class _Page:
         blocks.append(
             rows([(a.metavar or a.name, a.help or "") for a in self.arguments], self.width)
         )
-        common = [
-            (_term(each), _TABLE[each.name].line)
-            for each in sorted(self._options(), key=_place)
-            if each.name in _TABLE and _TABLE[each.name].short is not None
-        ]
-        own = {
-            panel: [
-                (_term(each), sentences(each.help or "")[0])
-                for each in parameters
-                if each.name not in _TABLE and each.name not in _RARE
-            ]
-            for panel, parameters in self.panels.items()
-        }
-        output = own.pop(_OUTPUT, [])
-        files = [row for panel, some in own.items() if "onfigurations" in panel for row in some]
-        others = [row for some in own.values() for row in some if row not in files]
-        blocks += [
-            heading(title) + rows(some, self.width)
-            for title, some in (
-                ("Of this command", others),
-                ("The run", [*common, *files]),
-                (_OUTPUT, output),
-            )
-            if some
-        ]
+        of_run: list[tuple[str, str]] = []
+        own: list[tuple[str, str]] = []
+        output: list[tuple[str, str]] = []
+        for each in sorted(self._options(), key=_place):
+            option = _TABLE.get(each.name)
+            if option is not None and option.short is not None:
+                of_run.append((_term(each), option.line))
+            elif option is None and each.name not in _RARE:
+                panel = getattr(each, "rich_help_panel", None)
+                block = output if panel == OUTPUT else of_run if each.name == "config" else own
+                block.append((_term(each), sentences(each.help or "")[0]))
+        titles = {"Of this command": own, "The run": of_run, OUTPUT: output}
+        blocks += [heading(x) + rows(some, self.width) for x, some in titles.items() if some]
         return "\n".join([*filter(None, blocks), self._examples(), self._more()])
 
     def group(self, word: str) -> str:
@@ -184,9 +174,7 @@ class _Page:
             if any(flag in p.opts or (option and p.name == option.name) for p in parameters):
                 return panel
         names = [_words(panel)[0] for panel in self.panels]
-        raise not_legal(
-            f"--help {word}", word, [*names, ALL], state="names no group of options",
-        )  # fmt: skip
+        raise not_legal(f"--help {word}", word, [*names, ALL], state="names no group of options")
 
 
 def _place(parameter: Any) -> int:

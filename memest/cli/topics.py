@@ -132,8 +132,8 @@ memest advise MODEL --gpu NAME --effective-batch 64 looks for the fastest way to
         "fp16, bf16, and why they may take more memory",
         """
 --fp16 and --bf16 are autocast: weights, gradients and optimizer states stay float32. Matrix
-products work on half-precision copies of the weights, which are kept from the forward pass to
-the end of the backward pass: 2 bytes for each weight, on top.
+products work on half-precision copies of the weights, which live until the backward pass has
+used them: 2 bytes for each of these weights, on top.
 
 What becomes smaller is the activations, and they grow with the batch. So autocast saves memory
 at large batches and costs some at small ones. It is mostly used because it is faster.
@@ -151,7 +151,7 @@ Side by side: memest compare gpt2 --batch 1 --vs fp16 --vs dtype=bfloat16
         """
 The backward pass needs what the forward pass computed. With --checkpointing only the input of
 each layer is kept, and the layer runs forward once more when its backward comes: about one
-forward pass more a step, so a third more time.
+forward pass more a step, so up to a third more time.
 
 Memory for activations falls from all layers to one layer and the inputs of the others. Weights,
 gradients and states stay. The larger the batch, the more it helps; at a small batch the weights
@@ -173,7 +173,7 @@ AdamW keeps two numbers for each weight that trains. In float32 a weight then ta
 itself, 4 for its gradient, 8 for its states. A model of 7 billion weights needs 112 GB before
 the first activation.
 
-adamw_torch | 8 bytes for each weight (two numbers in the weight's dtype)
+adamw_torch | 8 bytes for each float32 weight: two numbers in the weight's dtype
 adamw_8bit | some 2 bytes (bitsandbytes)
 paged_adamw_8bit | the same, and they may move to the host
 adafactor | rows and columns in place of every number: little
@@ -207,13 +207,13 @@ Side by side: memest compare MODEL --bf16 --vs peft=lora --vs qlora
         """
 The answer is for one GPU. --batch is that of one GPU.
 
-DDP | Every GPU has the whole model, and buckets for gradients besides: it takes more memory
-    than one GPU alone, and is faster.
+DDP | Every GPU has the whole model, and buckets for gradients besides: more memory than one GPU
+    alone.
 --zero 1 | Optimizer states are cut in pieces, one for each GPU.
 --zero 2 | Gradients too.
 --zero 3 | Weights too. A layer is gathered when it is used.
 --fsdp full_shard | As ZeRO-3, by PyTorch.
---fsdp shard_grad_op | As ZeRO-2: weights stay whole through the step.
+--fsdp shard_grad_op | As ZeRO-2: weights stay whole from forward to backward.
 --fsdp-offload | Pieces wait in host memory (ZeRO: --offload-optimizer).
 
 None of them cuts activations: each GPU has those of its own batch. What is gathered is there
@@ -286,7 +286,7 @@ memest plays the allocator as it works, so its reserved peak has them.
 
 A recording of your own run, hole by hole: memest replay run.pickle
 """,
-        "allocator cache cached expandable-segments",
+        "allocator caching expandable-segments",
     ),
     "context": Topic(
         "the CUDA context: memory that no tensor has",
@@ -308,9 +308,10 @@ torch.ones(1).cuda() | then read nvidia-smi, and pass --device-context 480MiB
 In the order of what they cost; what each one brings depends on the run.
 
 a smaller micro-batch | --batch 2 --grad-accum 4: some time
-flash attention | --attn-implementation sdpa or flash_attention_2: nothing
+flash attention | --attn-implementation flash_attention_2, where the report names eager or the
+    math kernel: nothing
 a fused loss | --use-liger-kernel: nothing, for language models
-checkpointing | --checkpointing: a third more time
+checkpointing | --checkpointing: up to a third more time
 a small optimizer | --optim adamw_8bit: hardly anything
 LoRA, QLoRA | --peft lora, --qlora: another way to train
 more GPUs | --num-gpus 4 --fsdp full_shard
@@ -332,8 +333,8 @@ Where CUDA works otherwise than meta (attention kernels, autocast, cuBLAS) that 
 from the sources. The list of events is then played through a copy of PyTorch's allocator, which
 gives the reserved peak.
 
-A model is traced once: what follows for other batches, lengths and GPUs is computed from that
-(memest cache). For well-known models it comes with memest.
+A model is traced once: what a run takes at other batches and lengths, and on other GPUs, is
+computed from that (memest cache). For well-known models it comes with memest.
 """,
         "trace tracing method meta",
     ),
