@@ -20,6 +20,7 @@ to type next.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 __all__ = [
@@ -112,13 +113,62 @@ class MissingDependencyError(MemestError, ImportError):
 
 
 def closest(value: str, legal: Iterable[str], *, limit: int = 3) -> list[str]:
-    """The legal spellings nearest to ``value``, best first (may be empty)."""
-    candidates = list(dict.fromkeys(legal))
-    by_lower_case: dict[str, str] = {}
-    for name in candidates:
-        by_lower_case.setdefault(name.lower(), name)
-    matches = difflib.get_close_matches(value.lower(), by_lower_case, n=limit, cutoff=0.5)
-    return [by_lower_case[name] for name in matches]
+    """The legal spellings near to ``value``, best first; empty where none is near.
+
+    Near is a slip of the pen (``bacth`` for ``batch``), and a part of a name (``memory`` for
+    ``gpu-memory``). Names that share a part alone (``hidden-size``, ``image-size``) are not: what
+    differs has to look alike too.
+    """
+    by_key: dict[str, str] = {}
+    for name in legal:
+        by_key.setdefault(_key(name), name)
+    word = _key(value)
+    if word in by_key:
+        return [by_key[word]]
+    ranks = {key: rank for key in by_key if (rank := _nearness(word, key))}
+    best = sorted(ranks, key=lambda key: (-ranks[key], len(key)))
+    return [by_key[key] for key in best[:limit]]
+
+
+def _key(name: str) -> str:
+    """A name without what people take for the same: case, dashes in front, kinds of gaps."""
+    return re.sub(r"[\s_./:-]+", "-", name.lower()).strip("-")
+
+
+def _nearness(word: str, name: str) -> float:
+    """How near a word is to a name, 0 where it is not."""
+    matcher = difflib.SequenceMatcher(None, name, word)
+    if len(word) >= _PART and (name.startswith(word) or f"-{word}-" in f"-{name}-"):
+        return matcher.ratio() + name.startswith(word)
+    if len(name) >= _PART and word.startswith(name) and matcher.ratio() >= _REST:
+        return matcher.ratio() + _REST
+    least = _NEAR_SHORT if len(word) <= _SHORT else _NEAR
+    # the quick ones are upper bounds, and spare thousands of names the slow one
+    if matcher.real_quick_ratio() < least or matcher.quick_ratio() < least:
+        return 0.0
+    ratio = matcher.ratio()
+    if ratio < least or ratio >= _SURELY:
+        return ratio if ratio >= least else 0.0
+    words, names = word.split("-"), name.split("-")
+    for end in (0, -1):
+        while words and names and words[end] == names[end]:
+            words.pop(end), names.pop(end)
+    rest, other = "-".join(words), "-".join(names)
+    alike = difflib.SequenceMatcher(None, other, rest).ratio() >= _REST or _shortens(rest, other)
+    return ratio if alike else 0.0
+
+
+def _shortens(word: str, name: str) -> bool:
+    """Whether a word has letters of a name, in their order: ``ckpt``."""
+    letters = iter(name)
+    return len(word) >= _PART and word[0] == name[:1] and all(letter in letters for letter in word)
+
+
+_PART, _SHORT = 3, 4
+"""Letters that a part of a name has at least, and a short word at most."""
+_NEAR_SHORT, _NEAR, _SURELY, _REST = 0.65, 0.7, 0.8, 0.6
+"""Ratios of letters in common: of a short word, of a longer one, of one that needs no second look,
+and of what is left when parts that are the same are taken away."""
 
 
 def hint(value: object, legal: Iterable[str]) -> str:

@@ -25,7 +25,7 @@ def advise(
         value_flag(
             "--effective-batch -n",
             "N",
-            "Samples of one optimizer step: micro-batch times accumulation.",
+            "Samples of one optimizer step. That is micro-batch times accumulation.",
             panel="Plan",
         ),
     ] = None,
@@ -33,14 +33,14 @@ def advise(
         bool,
         switch(
             "--any-precision",
-            "Use bf16 or fp16 autocast wherever the GPU has it and it is faster. Otherwise a "
+            "Use bf16 or fp16 wherever it is faster. Autocast, if the GPU has it; otherwise a "
             "precision that is named is kept unless nothing surely fits with it, and where none "
             "is, fp32 and bf16 are tried (fp16 on a GPU without bf16).",
             panel="Plan",
         ),
     ] = False,
 ) -> int:
-    """Ways to train with an effective batch on a GPU: those that fit, the fastest first.
+    """Ways to train with an effective batch on a GPU, the fastest first.
 
     Exit code 0: a plan fits, 3: the best one is tight, 4: nothing fits, 7: cannot say.
     For example: memest advise bert-large-uncased --gpu rtx-3090 --effective-batch 64

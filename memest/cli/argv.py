@@ -6,6 +6,7 @@ transformers' command lines, and one of our own, that Typer cannot declare:
 - ``--per_device_train_batch_size 8``: underscores.
 - ``--bf16 True``: a switch with a value.
 - ``--gradient_checkpointing``: an option whose value may be left out.
+- ``--help peft``: a group of options behind the switch for help.
 - ``--ray``: another one; what follows is its value if it looks like an address.
 
 The common questions are then read here, because Typer takes longer to start than they take to
@@ -18,7 +19,7 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -29,7 +30,9 @@ from memest.config.option_table import OPTIONS
 from memest.errors import closest
 
 __all__ = [
+    "ALL",
     "ESTIMATING",
+    "HELP_GROUP",
     "SWITCHED_OFF",
     "closest_flags",
     "normalise",
@@ -53,6 +56,10 @@ ESTIMATING = (
     "explain-oom",
 )
 """Commands that take the options of an estimate."""
+ALL = "all"
+"""The word after ``--help`` for every option."""
+HELP_GROUP = "--help-group"
+"""How the word after ``--help`` reaches a command, which hides it."""
 SWITCHED_OFF = "--switched-off"
 """How a switch with a word for false reaches a command, which hides it."""
 _OUTPUT = {
@@ -79,9 +86,9 @@ def options_by_flag() -> dict[str, Option]:
     return flags
 
 
-def closest_flags(flag: str) -> list[str]:
-    """The spellings of an estimate's options nearest to ``flag``."""
-    return closest(flag.replace("_", "-"), options_by_flag())
+def closest_flags(flag: str, own: Iterable[str] = ()) -> list[str]:
+    """The spellings near to ``flag``, of an estimate's options and a command's own ones."""
+    return closest(flag.replace("_", "-"), [*own, *options_by_flag()])
 
 
 def _is_mode(text: str) -> bool:
@@ -114,6 +121,14 @@ def _either(option: Option, flag: str, value: str | None) -> str:
     return f"{option.flags[0]}={word}"
 
 
+def _help_tokens(token: str, waiting: list[str]) -> list[str]:
+    """The switch for help, behind the group of options that is named after it."""
+    flag, equals, word = token.partition("=")
+    if not equals and waiting and not waiting[0].startswith("-"):
+        word = waiting.pop(0)
+    return [f"{HELP_GROUP}={word}", flag] if word else [flag]
+
+
 def normalise(argv: Sequence[str]) -> list[str]:
     """Rewrite option spellings to the declared ones; values stay as they are.
 
@@ -133,6 +148,9 @@ def normalise(argv: Sequence[str]) -> list[str]:
         token = waiting.pop(0)
         if token == "--":  # noqa: S105 - a word of the command line
             return [*tokens, token, *waiting]
+        if tokens and tokens[0] in ESTIMATING and token.partition("=")[0] in ("--help", "-h"):
+            tokens += _help_tokens(token, waiting)
+            continue
         if not token.startswith("--"):
             tokens.append(token)
             continue

@@ -254,7 +254,7 @@ def cache(
     clear: Annotated[bool, switch("--clear", "Drop everything that is kept.")] = False,
     path: Annotated[bool, switch("--path", "The folder's path alone.")] = False,
 ) -> int:
-    """The step profiles that are kept on disk, so that a model is traced once.
+    """The step profiles on disk, so that a model is traced once.
 
     MEMEST_CACHE chooses the folder, MEMEST_CACHE_LIMIT its size (512MiB if not set). What was used
     longest ago goes first. For example: memest cache --clear

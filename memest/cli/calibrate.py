@@ -11,6 +11,7 @@ from memest.cli.calibrate_fit import fit, report
 from memest.cli.calibrate_run import StoreOption, open_store, run, verify
 from memest.cli.console import Output, emit, write_document, write_out
 from memest.cli.flags import argument, debuggable, shows, value_flag
+from memest.cli.help_pages import HelpCommand, HelpGroup
 from memest.errors import ConfigError
 from memest.units import format_size
 
@@ -160,8 +161,9 @@ def calibrate() -> typer.Typer:
     """The group of commands."""
     group = typer.Typer(
         name="calibrate",
-        help="Measure real training steps on this machine, and fit what theory leaves open.",
-        rich_markup_mode="rich",
+        help="Measure training steps here, and fit what theory leaves open.",
+        cls=HelpGroup,
+        rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
     for name, function in (
@@ -174,5 +176,5 @@ def calibrate() -> typer.Typer:
         ("import", import_),
         ("merge", merge),
     ):
-        group.command(name)(function)
+        group.command(name, cls=HelpCommand)(function)
     return group

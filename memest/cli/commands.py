@@ -18,7 +18,8 @@ from memest.cli.env import env
 from memest.cli.estimate import estimate, fits
 from memest.cli.explain_oom import explain_oom
 from memest.cli.gpus import gpus
-from memest.cli.help import completion, epilog_of, show_help
+from memest.cli.help import completion, show_help
+from memest.cli.help_pages import HelpCommand, HelpGroup
 from memest.cli.max_batch import max_batch
 from memest.cli.models import models
 from memest.cli.read import read
@@ -56,7 +57,8 @@ def build() -> Any:
     """The command as Typer makes it; once a process, because making it takes 0.2 s."""
     root = typer.Typer(
         name="memest",
-        rich_markup_mode="rich",
+        cls=HelpGroup,
+        rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -81,7 +83,7 @@ def build() -> Any:
         completion,
     ):
         name = function.__name__.replace("_", "-")
-        root.command(epilog=epilog_of(name))(function)
-    root.command("help", epilog=epilog_of("help"))(show_help)
+        root.command(name, cls=HelpCommand)(function)
+    root.command("help", cls=HelpCommand)(show_help)
     root.add_typer(calibrate())
     return typer.main.get_command(root)

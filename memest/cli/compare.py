@@ -34,8 +34,8 @@ def compare(
         value_flag(
             "--vs",
             "CHANGES",
-            "What differs from the options: fp16, checkpointing=full, 'grad-accum=4 batch=2'. "
-            "Repeatable; each one is a column.",
+            "What differs: fp16, checkpointing=full, 'grad-accum=4 batch=2'. Repeatable; each one "
+            "is a column.",
             panel="Comparison",
         ),
     ] = None,

@@ -132,7 +132,7 @@ def env(
         ),
     ] = False,
 ) -> int:
-    """Versions, GPUs and paths, for a bug report; with --check, whether traces still hold.
+    """Versions, GPUs and paths, for a bug report. With --check, whether traces still hold.
 
     Exit code 1 where a check finds a difference.
     """

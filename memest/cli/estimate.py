@@ -25,7 +25,7 @@ def estimate(
         bool,
         switch(
             "--explain",
-            "Every value with where it comes from: flag, command, file, model config or "
+            "Every value, and where it comes from. Flag, command, file, model config or "
             "default; and what of configurations is ignored or not modelled.",
             panel=OUTPUT,
         ),
@@ -35,7 +35,7 @@ def estimate(
         value_flag(
             "--by",
             "TABLE",
-            "One table in place of the whole report: category, layer or time.",
+            "One table alone: category, layer or time.",
             panel=OUTPUT,
         ),
     ] = None,
@@ -53,8 +53,8 @@ def estimate(
         value_flag(
             "--out",
             "FILE",
-            "Write a file besides; its suffix decides: .json, .csv (the parts of the device "
-            "peak), .html or .png (a picture).",
+            "Write a file besides: .json, .csv, .html or .png. CSV has the parts of the device "
+            "peak, PNG is a picture.",
             panel=OUTPUT,
         ),
     ] = None,
@@ -77,7 +77,7 @@ def estimate(
         ),
     ] = False,
 ) -> int:
-    """Predict the GPU memory of a training run: peaks, breakdown, what fits.
+    """The GPU memory of a training run: peaks, breakdown, what fits.
 
     For example: memest estimate bert-large-uncased --batch 8 --fp16 --gpu rtx-3090, or with the
     configuration of the run, memest estimate run.yaml, or its launch command after --.
@@ -109,13 +109,13 @@ def fits(
         value_flag(
             "--fail-over",
             "SIZE",
-            "The device peak that the run may reach, for example 22GiB: as if it were the "
-            "memory of a GPU, for the exit code. Needs no GPU, and counts besides one.",
+            "The device peak that the run may reach: 22GiB. As if it were the memory of a GPU, for "
+            "the exit code. Needs no GPU, and counts besides one.",
             panel="GPU",
         ),
     ] = None,
 ) -> int:
-    """Whether a run fits a GPU: one sentence, and an exit code for scripts.
+    """Whether a run fits a GPU, and an exit code for scripts.
 
     Exit code 0: fits, 3: tight, or by releasing cache, 4: does not fit, 7: cannot say, because
     something is not priced. Several GPUs: the worst of them.

@@ -50,7 +50,7 @@ def explain_oom(
     options: dict[str, Any],
     output: Output,
 ) -> int:
-    """Explain an out-of-memory message: whose memory it was, where the run stopped, what fits.
+    """Explain an out-of-memory message: whose memory it was, what fits.
 
     For example: memest explain-oom slurm-123.out gpt2 --batch 32 --seq-len 1024 --fp16
     """

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from memest.cli.argv import (
+    ALL,
     ESTIMATING,
     SWITCHED_OFF,
     closest_flags,
@@ -24,32 +25,42 @@ from memest.cli.argv import (
     with_launch,
 )
 from memest.cli.console import PipeClosedError, emit, write_document
-from memest.errors import MemestError
+from memest.cli.dialogue import ask_question, on_terminal
+from memest.config.options import HARMLESS_ARGUMENTS
+from memest.errors import MemestError, closest
 
 __all__ = ["run"]
 
+_MODEL_FLAGS = frozenset({"--model", "--model-name", "--model-name-or-path"})
 _FAILURE, _USAGE, _MISSING, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 6, 130, 141
 
 
 def _explain_usage(error: Any) -> str:
     """One paragraph of what Typer's parser has to say."""
     path = getattr(getattr(error, "ctx", None), "command_path", "") or "memest"
+    estimating = path.rpartition(" ")[2] in ESTIMATING
     message = error.format_message().strip()
     flag = getattr(error, "option_name", "")
     if message.startswith("No such option"):
-        estimating = path.rpartition(" ")[2] in ESTIMATING
-        suggestions = closest_flags(flag) if estimating else error.possibilities or []
-        message = f"there is no option {flag}."
-        if flag == SWITCHED_OFF:
-            message = "there is no such switch to be named with a word for false."
-            suggestions = []
-        if suggestions:
-            message += f" Did you mean {' or '.join(suggestions)}?"
+        message = _no_such_option(flag, error.ctx, estimating=estimating)
     elif message and message[-1] not in ".?!":
         message += "."
-    if message.startswith("No such command"):
-        message += " A model is named after a command: memest estimate MODEL."
-    return f"{message} `{path} --help` has all options."
+    return f"{message} `{path} --help{f' {ALL}' if estimating else ''}` has all options."
+
+
+def _no_such_option(flag: str, context: Any, *, estimating: bool) -> str:
+    """What to say of an option that is none."""
+    if flag == SWITCHED_OFF:
+        return "there is no such switch to be named with a word for false."
+    problem = f"there is no option {flag}."
+    if estimating and flag in _MODEL_FLAGS:
+        return f"{problem} The model is named without one: {context.command_path} MODEL."
+    if estimating and flag.lstrip("-").replace("-", "_") in HARMLESS_ARGUMENTS:
+        return f"{problem} It changes no memory: leave it out."
+    own = [spelling for each in context.command.get_params(context)
+           for spelling in each.opts if not getattr(each, "hidden", False)]  # fmt: skip
+    near = closest_flags(flag, own) if estimating else closest(flag, own)
+    return f"{problem} Did you mean {' or '.join(near)}?" if near else problem
 
 
 def _explain_os(error: OSError) -> str:
@@ -179,6 +190,8 @@ def _tell_what_was_not_kept() -> None:
 def _run(arguments: Sequence[str]) -> Any:
     """The common questions at once, everything else by way of Typer."""
     words = normalise(with_launch(arguments))
+    if not words and on_terminal():
+        words = normalise(ask_question())
     command = plain_question(words)
     if command is not None:
         return command()

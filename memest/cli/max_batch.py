@@ -25,8 +25,8 @@ def max_batch(
         value_flag(
             "--of",
             "SIZE",
-            "What to look for: batch, seq-len (the longest samples at the batch given) or "
-            "image-size. Default: batch.",
+            "What to look for: batch, seq-len or image-size. A length or a size is looked for at "
+            "the batch given. Default: batch.",
             panel="Search",
         ),
     ] = "batch",
@@ -35,13 +35,13 @@ def max_batch(
         value_flag(
             "--effective-batch -n",
             "N",
-            "Samples of one optimizer step: say how many micro-steps of which micro-batch "
+            "Samples of one optimizer step. Say how many micro-steps of which micro-batch "
             "reach them.",
             panel="Search",
         ),
     ] = None,
 ) -> int:
-    """The largest batch (or sequence length) that fits a GPU, and memory over sizes.
+    """The largest batch (or sequence length) that fits a GPU. Memory over sizes besides.
 
     Exit code 0: it is at least 1, 4: not even 1 runs. Several GPUs: the worst of them.
     For example: memest max-batch bert-large-uncased --fp16 --gpu rtx-3090

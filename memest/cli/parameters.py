@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from memest.cli.argv import SWITCHED_OFF
+from memest.cli.argv import HELP_GROUP, SWITCHED_OFF
 from memest.cli.console import emit
 from memest.cli.flags import value_flag, with_signature
+from memest.cli.help_pages import remember_group
 from memest.config.option import Kind, Option
 from memest.config.option_table import OPTIONS
 from memest.config.options import find_option
@@ -72,8 +73,8 @@ _CONFIGURATIONS: dict[str, Any] = {
         value_flag(
             "--config",
             "FILE",
-            "Configuration of the run: training arguments (JSON, YAML), TRL, accelerate, "
-            "DeepSpeed, axolotl, LLaMA-Factory, ms-swift, torchtune, torchtitan (TOML, "
+            "The run as another tool's configuration has it. Training arguments (JSON, YAML), TRL, "
+            "accelerate, DeepSpeed, axolotl, LLaMA-Factory, ms-swift, torchtune, torchtitan (TOML, "
             "file.py:function), peft's adapter_config.json, training scripts and notebooks (.py, "
             ".ipynb), shell scripts that launch them (.sh, .slurm); nothing is run. Also in place "
             "of MODEL. Repeatable; options named here come first.",
@@ -90,6 +91,9 @@ _CONFIGURATIONS: dict[str, Any] = {
             "peft.",
             panel=_FILES,
         ),
+    ],
+    "help_group": Annotated[
+        _TEXT, typer.Option(HELP_GROUP, hidden=True, is_eager=True, callback=remember_group)
     ],
     "switched_off": Annotated[list[str] | None, typer.Option(SWITCHED_OFF, hidden=True)],
     "launch": Annotated[
@@ -249,6 +253,7 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
 
     def command(**values: Any) -> int:
         options = {name: value for name in names if _is_named(value := values.pop(name))}
+        values.pop("help_group")
         several = "models" in values
         model_arguments = values["models"] if several else values["model"]
         question = read_question(

@@ -19,7 +19,7 @@ __all__ = ["read"]
 def read(
     model: ModelArgument = None, *, options: dict[str, Any], run: RunConfig, output: Output
 ) -> int:
-    """What is understood of a configuration, a script or a launch command, key by key; no estimate.
+    """What is understood of a configuration, a script or a command.
 
     For example: memest read run.yaml, memest read train.py, or memest read -- accelerate launch
     train.py --bf16. Scripts and notebooks are read, not run.

@@ -80,7 +80,7 @@ def replay(
     ] = None,
     output: Output,
 ) -> int:
-    """Replay a recorded snapshot: every address compared, timeline, holes, other options.
+    """Replay a recorded snapshot: timeline, holes, other options.
 
     Exit code 0: the replay makes every choice of the recording, 1: something differs, 7: the
     recording has no history, so nothing was compared.

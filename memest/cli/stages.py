@@ -27,12 +27,12 @@ def stages(
         value_flag(
             "--gpus-per-node",
             "N",
-            "GPUs of one machine, for hybrid sharding and DeepSpeed's host figures; left out, all.",
+            "GPUs of one machine; left out, all. For hybrid sharding and DeepSpeed's host figures.",
             panel="Stages",
         ),
     ] = None,
 ) -> int:
-    """What each stage buys: one GPU, DDP, ZeRO-1 to 3 and FSDP2 with their offloads, side by side.
+    """What DDP, ZeRO-1 to 3 and FSDP2 buy, side by side. Offloads are rows of their own.
 
     For example: memest stages meta-llama/Llama-3.1-8B --num-gpus 8 --bf16 --checkpointing
     """

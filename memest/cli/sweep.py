@@ -204,7 +204,7 @@ def sweep(
         value_flag(
             "--metric",
             "NAME",
-            "What bars and heat maps show: device, allocated, reserved or headroom. Default: "
+            "What is shown: device, allocated, reserved, headroom. In bars and heat maps. Default: "
             "device.",
             panel=OUTPUT,
         ),
@@ -226,8 +226,8 @@ def sweep(
         value_flag(
             "--out",
             "FILE",
-            "Write a file; its suffix decides: .csv, .jsonl (line by line, so Ctrl-C keeps what "
-            "was answered), .json, .html or .png (a heat map).",
+            "Write a file: .csv, .jsonl, .json, .html or .png. JSON lines are written one by one, "
+            "so Ctrl-C keeps what was answered; HTML and PNG are heat maps.",
             panel=OUTPUT,
         ),
     ] = None,
@@ -256,7 +256,7 @@ def sweep(
         ),
     ] = None,
 ) -> int:
-    """Estimate models over a grid of options: a table, CSV, JSON lines or a heat map.
+    """Estimate models over a grid of options: table, CSV or heat map.
 
     For example: memest sweep bert-base-uncased --over batch=1:64:x2 --over seq-len=128:512:128
     --gpu rtx-3090 --fp16 --heatmap grid.html

@@ -61,7 +61,7 @@ def validate(
     ] = None,
     output: Output,
 ) -> int:
-    """Score predictions on measured runs: errors, verdicts, worst cases with likely causes.
+    """Score predictions on measured runs: errors, verdicts, worst cases.
 
     Exit code 1 where no record could be scored. For example:
     memest validate measurements.jsonl --out report.html

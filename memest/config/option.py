@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import re
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ __all__ = [
     "option",
     "options_of",
     "plain_values",
+    "sentences",
     "settle",
 ]
 
@@ -40,22 +42,39 @@ class Kind(enum.StrEnum):
 
 
 class Panel(enum.StrEnum):
-    """Under which heading of the help an option stands."""
+    """Under which heading of the help an option stands.
 
-    MODEL = "Model"
-    OWN_MODULE = "Modules of your own"
-    ADAPTERS = "Adapters (peft)"
-    QUANTIZATION = "Quantised base (bitsandbytes)"
-    BATCH = "Batch"
-    LENGTHS = "Lengths of samples"
-    GENERATION = "Generation"
-    PRECISION = "Precision"
-    OPTIMIZER = "Optimizer"
-    RECOMPUTE = "Activation checkpointing"
-    KERNELS = "Attention"
-    SOFTWARE = "Loop, software and allocator"
-    GPU = "GPU"
-    DISTRIBUTED = "Several GPUs"
+    Attributes:
+        words: what the heading is asked for by, ``--help WORD``; the first is the one that is told.
+    """
+
+    words: tuple[str, ...]
+
+    def __new__(cls, heading: str, *words: str) -> Panel:
+        """A member whose value is the heading."""
+        member = str.__new__(cls, heading)
+        member._value_ = heading
+        member.words = words
+        return member
+
+    MODEL = "Model", "model"
+    OWN_MODULE = "Modules of your own", "modules"
+    ADAPTERS = "Adapters (peft)", "peft", "lora", "adapters"
+    QUANTIZATION = "Quantised base (bitsandbytes)", "quantisation", "quantization", "bitsandbytes"
+    BATCH = "Batch", "batch"
+    LENGTHS = "Lengths of samples", "lengths"
+    GENERATION = "Generation", "generation"
+    PRECISION = "Precision", "precision"
+    OPTIMIZER = "Optimizer", "optimizer"
+    RECOMPUTE = "Activation checkpointing", "checkpointing", "recompute"
+    KERNELS = "Attention and kernels", "attention", "kernels"
+    SOFTWARE = "Loop, software and allocator", "software", "allocator"
+    GPU = "GPU", "gpu"
+    DISTRIBUTED = "Several GPUs", "ddp", "gpus"
+    FSDP = "FSDP", "fsdp"
+    ZERO = "DeepSpeed ZeRO", "zero", "deepspeed"
+    SHARED_LAYERS = "Tensor, sequence and expert parallelism", "parallel"
+    PIPELINE = "Pipelines", "pipeline"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +86,8 @@ class Option:
         flags: spellings of the command line, the one that its help shows first.
         help: one or two sentences.
         panel: heading in the help.
+        short: its line in the short help; empty = the first sentence of ``help``, and the default.
+            None = it stands in the long help alone.
         kind: what it takes.
         metavar: how the help calls the value.
         aliases: further keywords in Python; with dashes they work on the command line too.
@@ -80,6 +101,7 @@ class Option:
     flags: tuple[str, ...]
     help: str
     panel: Panel
+    short: str | None = None
     kind: Kind = Kind.TEXT
     metavar: str = ""
     aliases: tuple[str, ...] = ()
@@ -88,10 +110,26 @@ class Option:
     names_file: bool = False
 
     @property
+    def line(self) -> str:
+        """What the short help says of it."""
+        first, *others = sentences(self.help)
+        return self.short or " ".join([first, *(x for x in others if x.startswith("Default: "))])
+
+    @property
     def keywords(self) -> tuple[str, ...]:
         """Every name it has in Python."""
         spellings = (flag[2:].replace("-", "_") for flag in self.flags if flag.startswith("--"))
         return tuple(dict.fromkeys((self.name, *spellings, *self.aliases)))
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a help text.
+
+    Example:
+        >>> sentences("Micro-batches of one step. Default: 1.")
+        ['Micro-batches of one step.', 'Default: 1.']
+    """
+    return re.split(r"(?<=[.?!])\s+(?=[A-Z])", " ".join(text.split()))
 
 
 _KINDS = {

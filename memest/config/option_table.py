@@ -31,9 +31,14 @@ class _AdapterWords:
         f"Adapters are trained, the model is frozen: {', '.join(METHODS)}.",
         "--peft --peft-type METHOD",
         key="",
+        short="Adapters are trained: lora, ia3, vera, ...",
     )
     lora_r: int | None = option(
-        None, "Rank of the adapters; of a method that is not named, LoRA's.", "lora_rank", key=""
+        None,
+        "Rank of the adapters; of a method that is not named, LoRA's.",
+        "lora_rank",
+        key="",
+        short="Rank of the adapters.",
     )
     lora_alpha: float | None = option(None, "Scaling of the adapters; changes no size.", "ALPHA")
     lora_target_modules: tuple[str, ...] = option(
@@ -128,11 +133,13 @@ class _ShortForms:
         False,
         "bfloat16 autocast. The dtype of the weights is --dtype.",
         panel=Panel.PRECISION,
+        short="",
         field="precision",
     )
     fp16: bool = option(
         False,
         "float16 autocast with a gradient scaler. The dtype of the weights is --dtype.",
+        short="",
         field="precision",
     )
     qlora: bool = option(
@@ -140,6 +147,7 @@ class _ShortForms:
         "QLoRA as people run it: a base of 4 bits in nf4 with quantised scales, which computes in "
         "bfloat16 (with --fp16: float16), and LoRA. Every part can be named besides.",
         panel=Panel.QUANTIZATION,
+        short="LoRA on a base of 4 bits (nf4).",
         field="quantization",
     )
     load_in_4bit: bool = option(
@@ -222,9 +230,13 @@ class _Arguments:
         "A GPU of `memest gpus`, or local (local:1) for one of this machine. Repeatable.",
         "NAME",
         panel=Panel.GPU,
+        short="A GPU of `memest gpus`, or local. Repeatable.",
     )
     gpu_memory: str | None = option(
-        None, "Memory PyTorch can have, for a GPU that is not in the list: 80GiB.", "SIZE"
+        None,
+        "Memory PyTorch can have, for a GPU that is not in the list: 80GiB.",
+        "SIZE",
+        short="Memory of a GPU that is not in the list: 80GiB.",
     )
     device_context: str | None = option(
         None,

@@ -23,6 +23,7 @@ from memest.errors import ConfigError, closest
 from memest.units import MIB, parse_size
 
 __all__ = [
+    "HARMLESS_ARGUMENTS",
     "OPTIONS",
     "Kind",
     "Option",
@@ -68,7 +69,8 @@ def find_option(name: str) -> Option:
     matches = closest(name, by_keyword)
     hint = f" Did you mean {' or '.join(matches)}?" if matches else ""
     raise ConfigError(
-        f"{name!r} is not an option of an estimate.{hint} `memest estimate --help` lists them all."
+        f"{name!r} is not an option of an estimate.{hint} `memest estimate --help all` lists "
+        "them all."
     )
 
 

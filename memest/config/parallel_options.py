@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memest.config.kinds import Fsdp, Prefetch, Rotate, Schedule, Strategy
-from memest.config.option import Kind, legal_values, option
+from memest.config.option import Kind, Panel, legal_values, option
 
 __all__ = ["ParallelOptions", "StagePart"]
 
@@ -63,6 +63,7 @@ class ParallelOptions:
         1,
         "GPUs of the run, one process each: DDP, unless --fsdp or --zero says otherwise.",
         "--num-gpus --num-processes world_size nproc_per_node",
+        short="GPUs: DDP, unless --fsdp or --zero is named.",
         between=(1, _MAX_GPUS),
     )
     nccl_memory: int | None = option(
@@ -91,6 +92,8 @@ class ParallelOptions:
         "unit's forward, shard_grad_op keeps them until its backward, no_shard (FSDP1) cuts "
         "nothing.",
         "MODE",
+        panel=Panel.FSDP,
+        short="FSDP: full_shard, shard_grad_op or no_shard.",
     )
     fsdp_wrap: tuple[str, ...] = option(
         (),
@@ -146,6 +149,8 @@ class ParallelOptions:
         0,
         "Stage of DeepSpeed ZeRO, 1 to 3; 0 is no DeepSpeed.",
         "--zero --zero-stage STAGE",
+        panel=Panel.ZERO,
+        short="DeepSpeed ZeRO, stage 1 to 3.",
         between=(0, 3),
     )
     zero_settings: tuple[tuple[str, Any], ...] = option(
@@ -153,6 +158,7 @@ class ParallelOptions:
         "A DeepSpeed configuration, a file or the JSON itself: its stage, buckets and offloading; "
         "`auto` as the Trainer fills it in.",
         "--deepspeed --deepspeed-config FILE deepspeed_config_file",
+        short="A DeepSpeed configuration, a file or the JSON.",
     )
     offload_optimizer: bool = option(
         False, "ZeRO keeps optimizer states and master weights in host memory."
@@ -163,6 +169,7 @@ class ParallelOptions:
         "Tensor parallelism by transformers' plan of the model: GPUs that share its layers. "
         "--num-gpus is a multiple of it.",
         "--tp --tensor-parallel-degree tp_size tensor_model_parallel_size",
+        panel=Panel.SHARED_LAYERS,
         between=(1, _MAX_DEGREE),
     )
     tp_sequence_parallel: bool = option(
@@ -212,6 +219,7 @@ class ParallelOptions:
         1,
         "Pipeline: GPUs that the layers are split over. --num-gpus is a multiple of it.",
         "--pp --pipeline-parallel-degree pipeline_model_parallel_size pp_size",
+        panel=Panel.PIPELINE,
         between=(1, _MAX_DEGREE),
     )
     pp_schedule: Schedule | None = option(

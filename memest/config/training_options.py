@@ -73,6 +73,7 @@ class TrainingOptions:
         "train_micro_batch_size_per_gpu per_gpu_train_batch_size per_device_batch_size "
         "train_batch_size",
         panel=Panel.BATCH,
+        short="",
         between=(1, MAX_BATCH),
     )
     seq_len: int | None = option(
@@ -80,6 +81,7 @@ class TrainingOptions:
         "Tokens of a sample; left out, 512 or what the model allows.",
         "--seq-len --max-length TOKENS max_seq_length max_seq_len sequence_len "
         "sequence_length seq_length cutoff_len",
+        short="Tokens of a sample; left out, 512 or the model's.",
         between=(1, MAX_SEQ_LEN),
         traced=False,
     )
@@ -114,6 +116,7 @@ class TrainingOptions:
         "Micro-batches of one optimizer step.",
         "--grad-accum --gradient-accumulation-steps",
         panel=Panel.BATCH,
+        short="",
         between=(1, MAX_GRAD_ACCUM),
     )
     checkpointing: str = option(
@@ -123,6 +126,7 @@ class TrainingOptions:
         "--checkpointing --gradient-checkpointing --activation-checkpointing MODE",
         kind=Kind.MODE,
         panel=Panel.RECOMPUTE,
+        short="Recompute activations: full, selective, ...",
     )
     use_reentrant: bool | None = option(
         None, "Variant of checkpointing; left out, as the software does."
@@ -138,6 +142,7 @@ class TrainingOptions:
         f"Dtype of the weights: {legal_values(Dtype)}; auto is the config's own, as in "
         "from_pretrained, which took float32 before transformers 5.",
         "--dtype --torch-dtype DTYPE model_dtype weights_dtype",
+        short="Dtype of the weights: float32, bfloat16, ...",
     )
     master_weights: bool = option(
         False,
@@ -153,6 +158,7 @@ class TrainingOptions:
         "trains.",
         "NAME optimizer",
         panel=Panel.OPTIMIZER,
+        short="Optimizer: adamw_torch, adamw_8bit, sgd, ...",
     )
     optim_args: str = option(
         "",
@@ -234,6 +240,7 @@ class TrainingOptions:
         f"Attention as transformers names it: {legal_values(Attention)}.",
         "NAME attn_impl attention_implementation",
         panel=Panel.KERNELS,
+        short="Attention: eager, sdpa or flash_attention_2.",
     )
     sdpa_backend: SdpaBackend = option(
         SdpaBackend.AUTO,
@@ -244,6 +251,7 @@ class TrainingOptions:
         False,
         "Liger's kernels are applied to the model, as the Trainer does: fused norms, rotary "
         "embedding, MLP, and a loss that never holds all logits.",
+        short="Liger's kernels, and a loss without all logits.",
     )
     fused_loss: str = option(
         "",
@@ -261,6 +269,7 @@ class TrainingOptions:
         False,
         "The model is compiled by TorchInductor, as the Trainer has it done: what backward keeps "
         "is the compiler's choice, and fused operators leave no results between them.",
+        short="The model is compiled by TorchInductor.",
     )
     torch_compile_mode: str = option(
         "", "Mode of torch.compile, which it switches on; priced is default.", "MODE"

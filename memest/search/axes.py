@@ -73,7 +73,7 @@ def axis_option(name: str) -> Option:
             hint = f" Did you mean {' or '.join(suggestions)}?" if suggestions else ""
             raise ConfigError(
                 f"{name!r} is not an option to sweep over.{hint} Every option of "
-                "`memest estimate --help` may be an axis."
+                "`memest estimate --help all` may be an axis."
             ) from None
     if option.name in _NO_AXIS:
         raise ConfigError(

@@ -23,7 +23,7 @@ pytest.importorskip("transformers")
 
 from memest.catalog.models import lookup
 from memest.cli.commands import build
-from memest.cli.help import EXAMPLES
+from memest.cli.examples import EXAMPLES
 from memest.cli.main import run
 from memest.readers import torchtitan
 from support.blocks import PAGES, ROOT, CommandLine, blocks, command_lines, name_of
@@ -245,11 +245,7 @@ ROOT_COMMAND = build()
 INLINE = re.compile(r"`memest ([a-z][^`]*)`")
 
 
-# the page of commands is the helps themselves (tools/cli_page.py)
-WRITTEN = [page for page in PAGES if page.name != "cli.md"]
-
-
-@pytest.mark.parametrize("page", WRITTEN, ids=name_of)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_in_sentences_exist(page):
     for text in INLINE.findall(page.read_text(encoding="utf-8")):
         command, words = commands_of([w for w in text.split() if not w.startswith("[")])

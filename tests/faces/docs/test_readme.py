@@ -7,6 +7,7 @@ import importlib.util
 import pytest
 
 from support.paths import ROOT
+from support.tools import load_tool
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -35,7 +36,11 @@ def test_both_commands_are_one_line_and_set_everything_up():
     assert all("-c constraints.txt" in command for command in commands)
 
 
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*.md"))]
+PAGES = [
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs/cli").glob("*.md")),
+    *sorted(ROOT.glob("*.md")),
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -47,11 +52,10 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), target
 
 
-@pytest.mark.slow("cli_page-cli", "what_if_page-what-if")
+@pytest.mark.slow("what_if_page-what-if")
 @pytest.mark.parametrize(
     ("name", "page"),
     [
-        ("cli_page", "cli"),
         ("options_page", "options"),
         ("workspaces_page", "workspaces"),
         ("what_if_page", "what-if"),
@@ -67,12 +71,23 @@ def test_generated_pages_have_not_drifted(name, page):
     )
 
 
+def test_the_pages_of_the_commands_have_not_drifted():
+    pages = load_tool("cli_page").pages()
+    there = {path.name: path for path in (ROOT / "docs/cli").iterdir()}
+
+    assert set(there) == set(pages)
+    for name, text in pages.items():
+        drifted = there[name].read_text(encoding="utf-8") != text
+        assert not drifted, f"docs/cli/{name} has drifted: run python tools/cli_page.py"
+
+
 def test_every_page_is_in_the_index():
     import re
 
     index = (ROOT / "docs/README.md").read_text(encoding="utf-8")
     linked = set(re.findall(r"\]\(([^)#]+)", index))
     files = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    files |= {"cli/README.md"}  # which has its own, and is generated
     files |= {
         str(path.relative_to(ROOT / "docs"))
         for path in (ROOT / "docs/examples").rglob("*")
