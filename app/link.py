@@ -37,8 +37,8 @@ __all__ = [
 
 NO_GPU = "none"
 PAGE_INPUTS = frozenset(
-    """all_steps any_precision batches by calibration_profile clips do effective_batch fit_from
-    image_sizes measurements metric only phase pin runs seq_lens tab vs zoom""".split()
+    """all_steps any_precision batches by calibration_profile campaign clips do effective_batch
+    fit_from image_sizes measurements metric only phase pin runs seq_lens tab vs zoom""".split()
 )
 """Inputs of pages that live in the URL."""
 _OF_OTHERS = ("utm_", "embed")

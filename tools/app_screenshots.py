@@ -93,7 +93,8 @@ def settle(page: Any) -> None:
     page.wait_for_timeout(1500)
     page.wait_for_function(
         "() => !document.querySelector('[data-testid=stStatusWidget]')"
-        " && !document.querySelector('[data-stale=true]')",
+        " && !document.querySelector('[data-stale=true]')"
+        " && !document.querySelector('[data-testid=stSkeleton]')",
         timeout=120_000,
     )
     page.wait_for_timeout(1200)
