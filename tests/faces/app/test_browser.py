@@ -313,8 +313,9 @@ def test_the_verdict_before_stays_while_a_model_is_traced(explorer: str, browser
     before = device_peak(page)
     box = page.locator(".st-key-model input")
     box.click()
-    box.fill("prajjwal1/bert-mini?num_hidden_layers=3&intermediate_size=1000")
-    page.wait_for_timeout(300)
+    model = "meta-llama/Llama-3.1-8B?intermediate_size=13952"
+    box.fill(model)
+    page.get_by_role("option").filter(has_text=model).wait_for(timeout=PATIENCE_MS)
     box.press("Enter")
     # what was seen while it was worked out
     page.wait_for_function(

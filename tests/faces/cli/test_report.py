@@ -222,9 +222,8 @@ class TestHtml:
         *parts, range_width = map(float, re.findall(r'<rect [^>]*width="([\d.]+)"', html))
         assert len(parts) == len(bar.segments)
         assert sum(parts) == pytest.approx(640 * bar.share(bar.taken_bytes), abs=0.2)
-        assert range_width == pytest.approx(
-            640 * bar.share(bar.high_bytes - bar.low_bytes), abs=0.1
-        )
+        span = bar.share(bar.high_bytes - bar.low_bytes)
+        assert range_width == pytest.approx(640 * span, abs=0.1)
         edges = [float(x) for x in re.findall(r'<line x1="([\d.]+)"', html)]
         usable = [] if bar.usable_bytes is None else [640 * bar.share(bar.usable_bytes)]
         assert edges == pytest.approx(usable, abs=0.1)
