@@ -10,15 +10,18 @@ import contextlib
 import gc
 import os
 import queue
+import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 import memest
 from memest.app.question import ExplorerQuestion
@@ -39,6 +42,7 @@ __all__ = [
     "attempt",
     "cards",
     "comparison",
+    "duration",
     "estimate",
     "largest",
     "say",
@@ -48,16 +52,29 @@ __all__ = [
 ]
 
 Answer = TypeVar("Answer")
+Line = tuple[str, float | None]
+"""What is done, and the share of the work that is over where that is known."""
 
 QUIET_SECONDS = 0.3
 """Answers that come sooner show no progress."""
 _POLL_SECONDS = 0.1
+_LOADING = "loading PyTorch, for the first time since the server started"
+_OF_TRACES = ("meta device", "for the first time", "a trace of this model")
+"""Words of memest that tell a trace from whatever else takes long."""
+_FIRST_TIME = (
+    "It has not been traced yet. That takes some 5 to 30 seconds, and only the first time: later "
+    "questions about it are answered at once."
+)
 _KEPT_MODELS = 64
 _KEPT_ANSWERS = 2000
 
 
 class TookTooLongError(MemestError):
     """An answer that takes longer than this server allows."""
+
+
+class StoppedError(MemestError):
+    """Work that somebody stopped."""
 
 
 class NoMemoryLeftError(MemestError):
@@ -84,18 +101,26 @@ class _SharedState:
         with self.guard:
             return self.locks[model]
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, share: float | None = None) -> None:
         """Called by memest before whatever takes long.
+
+        Args:
+            text: what is done.
+            share: how much of the work is over, where that is known.
 
         Raises:
             TookTooLongError: an answer takes longer than this server allows.
+            StoppedError: it was stopped.
         """
+        stop = getattr(self.listener, "stop", None)
+        if stop is not None and stop.is_set():
+            raise StoppedError
         end = getattr(self.listener, "end", None)
         if end is not None and time.monotonic() > end:
             raise TookTooLongError
         listen = getattr(self.listener, "say", None)
         if listen is not None:
-            listen(text)
+            listen((text, share))
 
 
 @st.cache_resource(show_spinner=False)
@@ -260,26 +285,30 @@ def _calibrations_on_disk() -> tuple[tuple[str, int], ...]:
     return tuple(sorted(stamps))
 
 
-def say(text: str) -> None:
-    """Tell whoever waits for this thread what is being done."""
-    _shared_state().say(text)
+def say(text: str, share: float | None = None) -> None:
+    """Tell whoever waits for this thread what is being done, and how much of it is over."""
+    _shared_state().say(text, share)
 
 
 # -- waiting --------------------------------------------------------------------------------------
 
 
-def wait_for(work: Callable[[], Answer], doing: str) -> Answer:
+def wait_for(work: Callable[[], Answer], doing: str, stop: str = "") -> Answer:
     """Do something in a thread; shows what it does if it takes long.
 
     Args:
         work: what to do; must not touch the page.
         doing: how to call it, for example "Tracing gpt2".
+        stop: where the session notes that it was stopped by hand, which is offered then.
 
     Raises:
         MemestError: whatever went wrong, as the library says it.
     """
     _check_memory()
-    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    # drawn in any case: what stood below it keeps its place, and stands there, stale, for so long
+    place = st.empty()
+    lines: queue.SimpleQueue[Line] = queue.SimpleQueue()
+    stopped = threading.Event()
     results: list[Answer] = []
     errors: list[BaseException] = []
     shared_state = _shared_state()
@@ -287,6 +316,7 @@ def wait_for(work: Callable[[], Answer], doing: str) -> Answer:
 
     def run() -> None:
         shared_state.listener.say = lines.put
+        shared_state.listener.stop = stopped
         if seconds:
             shared_state.listener.end = time.monotonic() + float(seconds)
         try:
@@ -294,11 +324,13 @@ def wait_for(work: Callable[[], Answer], doing: str) -> Answer:
         except Exception as error:  # noqa: BLE001 - raised again where the page waits
             errors.append(error)
 
+    loads_torch = "torch" not in sys.modules
     thread = threading.Thread(target=run, daemon=True, name="memest answer")
     thread.start()
     thread.join(QUIET_SECONDS)
     if thread.is_alive():
-        _show_progress(thread, lines, doing)
+        ending = partial(_stop, stopped, stop) if stop else None
+        _show_progress(place, thread, lines, doing, ending, loads_torch=loads_torch)
     if errors:
         raise errors[0]
     return results[0]
@@ -328,22 +360,57 @@ def _resident_bytes() -> int:
     return 0
 
 
-def _show_progress(thread: threading.Thread, lines: queue.SimpleQueue[str], doing: str) -> None:
-    place = st.empty()
-    start = time.monotonic()
-    with place.status(f"{doing} …", expanded=True) as status:
+def _stop(stopped: threading.Event, note: str) -> None:
+    stopped.set()
+    st.session_state[note] = True
+
+
+def _show_progress(
+    place: DeltaGenerator,
+    thread: threading.Thread,
+    lines: queue.SimpleQueue[Line],
+    doing: str,
+    stop: Callable[[], None] | None,
+    *,
+    loads_torch: bool,
+) -> None:
+    """What is done, for how long it is done and will be, until the thread is over."""
+    start, share = time.monotonic(), None
+    with place.status(f"{plain(doing)} …", expanded=True) as status:
+        stage, bar, note = st.empty(), st.empty(), st.empty()
+        if stop is not None:
+            st.button("Stop", key="stop_work", icon=":material/stop:", on_click=stop)
         while thread.is_alive():
             thread.join(_POLL_SECONDS)
+            text = ""
+            if loads_torch and "torch" in sys.modules:
+                text, loads_torch = _LOADING, False
             while not lines.empty():
-                st.write(lines.get())
-            status.update(label=f"{doing} … {time.monotonic() - start:.0f} s")
+                text, share = lines.get()
+            if text:
+                stage.markdown(plain(text))
+                if share is not None:
+                    bar.progress(share)
+                if any(words in text for words in _OF_TRACES):
+                    note.caption(_FIRST_TIME)
+            seconds = time.monotonic() - start
+            left = f", about {duration(seconds / share - seconds)} left" if share else ""
+            status.update(label=f"{plain(doing)} … {duration(seconds)}{left}", expanded=True)
     place.empty()
 
 
-def attempt(work: Callable[[], Answer], doing: str) -> Answer | None:
+def duration(seconds: float) -> str:
+    """A time as people say it: ``12 s``, ``3:05 min``."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d} min" if minutes else f"{rest} s"
+
+
+def attempt(work: Callable[[], Answer], doing: str, stop: str = "") -> Answer | None:
     """:func:`wait_for`, with an error as its sentence on the page and None in its place."""
     try:
-        return wait_for(work, doing)
+        return wait_for(work, doing, stop)
+    except StoppedError:
+        st.session_state[stop] = True
     except NotKnownError:
         st.error(
             "This explorer answers what it knows without a trace, and this question is not among "

@@ -10,7 +10,7 @@ from typing import Any
 import streamlit as st
 
 from memest.app.labels import label_of, value_words
-from memest.app.link import asked, change, problems
+from memest.app.link import asked, change
 from memest.app.presets import PRESETS
 from memest.app.question import METHODS, ExplorerQuestion
 from memest.app.trust import trust_words
@@ -53,26 +53,26 @@ def ask(*, with_presets: bool) -> ExplorerQuestion:
     """
     _take_upload()
     question = asked()
-    if with_presets:
-        _title(question)
-        _presets(question)
-    _five(question)
+    with st.container(key="question"):
+        if with_presets:
+            st.html('<h1 class="mm-title">Will it fit?</h1>', width="content")
+        _five(question)
+        if with_presets:  # seen above, and reached by Tab after what most come for
+            _trust(question)
+            _presets(question)
     with st.container(key="tuning"):
         _tuning()
         _chips(question)
-    for text in problems():
-        st.warning(plain(text), icon=":material/link_off:")
     refused = st.session_state.pop("refused", "")
     if refused:
         st.warning(plain(refused))
     return question
 
 
-def _title(question: ExplorerQuestion) -> None:
+def _trust(question: ExplorerQuestion) -> None:
     st.html(
-        '<div class="mm-title"><h1>Will it fit?</h1>'
-        "<p>The GPU memory of a PyTorch training run, before you rent the GPU. "
-        f'<a href="accuracy" target="_self">{escape(trust_words(question))}</a></p></div>'
+        '<p class="mm-trust">The GPU memory of a PyTorch training run, before you rent the GPU. '
+        f'<a href="accuracy" target="_self">{escape(trust_words(question))}</a></p>'
     )
 
 

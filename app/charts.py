@@ -11,7 +11,7 @@ from altair.utils import schemapi
 
 from memest.report.layers import PhaseRow
 from memest.report.parts import PART_COLOURS, parts_of
-from memest.report.result import Estimate, GpuFit
+from memest.report.result import Estimate
 from memest.units import GIB, format_size
 
 __all__ = [
@@ -38,7 +38,6 @@ _LEVEL_PHASES = 9
 """Phases up to which the names below them lie level."""
 _NAMED_PHASES = 30
 """Phases beside each other up to which each has its name below it."""
-_LINES = ("#cf222e", "#8250df", "#9a6700", "#1a7f37", "#0969da", "#bf3989")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +73,8 @@ def breakdown_rows(estimate: Estimate) -> list[dict[str, Any]]:
     ]
 
 
-def breakdown_chart(runs: Sequence[tuple[str, Estimate]], gpus: Iterable[GpuFit]) -> Chart:
-    """Stacked bars of runs against the capacity of GPUs, the range of the device peak as a band."""
+def breakdown_chart(runs: Sequence[tuple[str, Estimate]]) -> Chart:
+    """Stacked bars of runs, the range of the device peak as a band."""
     rows = [
         {"run": name, "order": place, "GiB": row["bytes"] / GIB, **row}
         for name, estimate in runs
@@ -122,45 +121,9 @@ def breakdown_chart(runs: Sequence[tuple[str, Estimate]], gpus: Iterable[GpuFit]
             tooltip=[alt.Tooltip("range:N", title="range of the device peak")],
         )
     )
-    layers = [bars, band, *_capacities(gpus)]
-    chart = alt.layer(*layers).properties(height=alt.Step(70))
+    chart = alt.layer(bars, band).properties(height=alt.Step(70))
     words = "; ".join(_bar_words(name, estimate) for name, estimate in runs)
     return to_chart(chart, f"Stacked bar of memory by category. {words}.")
-
-
-def _capacities(gpus: Iterable[GpuFit]) -> list[Any]:
-    limits = [
-        {
-            "GPU": fit.name.removeprefix("NVIDIA "),
-            "GiB": fit.usable_bytes / GIB,
-            "usable": format_size(fit.usable_bytes),
-            "verdict": fit.verdict.value,
-        }
-        for fit in gpus
-    ]
-    if not limits:
-        return []
-    names = [limit["GPU"] for limit in limits]
-    rule = (
-        alt.Chart(alt.Data(values=limits))
-        .mark_rule(strokeWidth=2.5)
-        .encode(
-            x=alt.X("GiB:Q"),
-            stroke=alt.Stroke(
-                "GPU:N",
-                scale=alt.Scale(domain=names, range=list(_LINES[: len(names)])),
-                legend=alt.Legend(
-                    orient="top",
-                    title="Usable memory of",
-                    columns=2,
-                    symbolType="stroke",
-                    labelLimit=240,
-                ),
-            ),
-            tooltip=[alt.Tooltip("GPU:N"), alt.Tooltip("usable:N"), alt.Tooltip("verdict:N")],
-        )
-    )
-    return [rule]
 
 
 def _bar_words(name: str, estimate: Estimate) -> str:

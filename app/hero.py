@@ -24,6 +24,7 @@ STYLE = """
 .mm-verdict {display:flex; align-items:baseline; gap:.6rem; flex-wrap:wrap; margin:0 0 .45rem}
 .mm-verdict b {font-size:1.65rem; line-height:1.2; font-weight:700}
 .mm-verdict span {font-size:1rem; opacity:.85}
+[data-stale=true] .mm-verdict::after {content:"· answers the question before"}
 .mm-bar {position:relative; display:flex; height:4.1rem; border-radius:.45rem; overflow:hidden;
   background:rgba(128,138,150,.16); border:1px solid rgba(128,138,150,.55)}
 .mm-seg, .mm-free {display:flex; flex-direction:column; min-width:0;

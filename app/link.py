@@ -15,20 +15,21 @@ import streamlit as st
 from memest.app.presets import DEFAULT_GPU, DEFAULT_MODEL, DEFAULT_QUESTION
 from memest.app.question import ExplorerQuestion
 from memest.app.uploads import config_from_link, config_to_link
-from memest.config.options import find_option
+from memest.app.words import plain
+from memest.config.options import find_option, read_bool, read_whole
 from memest.config.spelling import option_texts, read_scenario
-from memest.errors import ConfigError, MemestError
+from memest.errors import ConfigError, MemestError, not_legal
 
 __all__ = [
     "ask_on_first_page",
     "asked",
     "change",
+    "draw_problems",
     "leaves",
     "link_of",
     "linked",
     "open_link",
     "page_value",
-    "problems",
     "read_question",
     "set_page_value",
     "write_link",
@@ -36,16 +37,16 @@ __all__ = [
 
 NO_GPU = "none"
 PAGE_INPUTS = frozenset(
-    """all_steps any_precision batches by calibration_profile clips do effective_batch fit_from
-    image_sizes measurements metric only phase pin runs seq_lens tab vs zoom""".split()
+    """all_steps any_precision batches by calibration_profile campaign clips do effective_batch
+    fit_from image_sizes measurements metric only phase pin runs seq_lens tab vs zoom""".split()
 )
 """Inputs of pages that live in the URL."""
 _OF_OTHERS = ("utm_", "embed")
 """How parameters begin that Streamlit reads, or that other sites add to links."""
 _CONFIG = "config"
-_QUESTION, _PROBLEMS, _WRITTEN, _VALUES, _DEFAULTS, _TAKEN, _PAGE, _LEAVE = (
+_QUESTION, _PROBLEMS, _PLACE, _WRITTEN, _VALUES, _DEFAULTS, _TAKEN, _PAGE, _LEAVE = (
     f"link {name}"
-    for name in ("question", "problems", "written", "values", "defaults", "taken", "page", "leave")
+    for name in "question problems place written values defaults taken page leave".split()
 )
 """What the state of a session keeps here; no widget has such a key."""
 
@@ -78,10 +79,28 @@ def leaves() -> bool:
     return bool(st.session_state.pop(_LEAVE, False))
 
 
-def problems() -> tuple[str, ...]:
-    """What the link that was opened says and what is not legal: each a sentence."""
+def draw_problems() -> None:
+    """Say here what the link says and what is not legal; also what the page finds later on."""
+    st.session_state[_PLACE] = st.container()
+    for text in _problems():
+        _draw_problem(text)
+
+
+def _problems() -> tuple[str, ...]:
     found: tuple[str, ...] = st.session_state.get(_PROBLEMS, ())
     return found
+
+
+def _draw_problem(text: str) -> None:
+    st.session_state[_PLACE].warning(plain(text), icon=":material/link_off:")
+
+
+def _leave_out(name: str, value: object, why: str) -> None:
+    """Say that the link gives an input of a page a value that it cannot have."""
+    text = f"{name}={value} of the link was left out: {why}"
+    if text not in _problems():
+        st.session_state[_PROBLEMS] = (*_problems(), text)
+        _draw_problem(text)
 
 
 def read_question(params: Params) -> tuple[ExplorerQuestion, tuple[str, ...]]:
@@ -165,13 +184,25 @@ def linked(name: str, default: Any, legal: Iterable[Any] | None = None) -> dict[
     """
     value = page_value(name, default)
     if legal is not None:
-        choices = list(legal)
-        if isinstance(default, list):
-            value = [each for each in value if each in choices]
-        elif value not in choices:
-            value = default
+        value = _legal(name, value, default, list(legal))
     st.session_state[name] = value
     return {"key": name, "on_change": _take, "args": (name,)}
+
+
+def _legal(name: str, value: Any, default: Any, choices: list[Any]) -> Any:
+    """What of a value can be chosen; of a link's the rest is said, once."""
+    if isinstance(default, list):
+        chosen: Any = [each for each in value if each in choices]
+        wrong = [each for each in value if each not in choices]
+    else:
+        chosen = value if value in choices else default
+        wrong = [] if value in choices else [value]
+    if name in _values() and name not in _taken():
+        for each in wrong:
+            error = not_legal(f"{name} {each!r}", each, map(str, choices))
+            _leave_out(name, each, str(error))
+        set_page_value(name, chosen)
+    return chosen
 
 
 def page_value(name: str, default: Any) -> Any:
@@ -181,7 +212,12 @@ def page_value(name: str, default: Any) -> Any:
     _defaults()[name] = default
     _page_names().add(name)
     if isinstance(value, list) and name not in _taken():
-        value = _values()[name] = _typed(value, default)
+        try:
+            value = _typed(name, value, default)
+        except ConfigError as error:
+            _leave_out(name, ",".join(value), str(error))
+            value = default
+        _values()[name] = value
     return value
 
 
@@ -201,15 +237,22 @@ def _taken() -> set[str]:
     return names
 
 
-def _typed(texts: list[str], default: Any) -> Any:
-    """What a link says, in the type of an input's default; that where it cannot be."""
+def _typed(name: str, texts: list[str], default: Any) -> Any:
+    """What a link says, in the type of an input's default.
+
+    Raises:
+        ConfigError: it cannot be.
+    """
     if isinstance(default, list):
         return texts
     text = texts[-1] if texts else ""
     if isinstance(default, bool):
-        return text.lower() == "true"
+        return read_bool(name, text)
     if isinstance(default, int):
-        return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else default
+        number = read_whole(name, text)
+        if number < 1:
+            raise ConfigError(f"{name} must be 1 or more.")
+        return number
     return text
 
 

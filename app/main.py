@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 # Altair and Streamlit ask whether these two are loaded, and work with what is there: half a module,
 # where the thread that looks for an answer is just importing it
@@ -13,7 +13,7 @@ import streamlit as st
 from memest.app.asking import ask
 from memest.app.charts import disable_validation
 from memest.app.hero import STYLE
-from memest.app.link import asked, leaves, open_link, write_link
+from memest.app.link import asked, draw_problems, leaves, open_link, write_link
 from memest.app.question import ExplorerQuestion
 from memest.app.theme import ICON, PAGE_STYLE
 from memest.app.views import (
@@ -62,12 +62,21 @@ def run(default: str = FIRST) -> None:
         st.Page(page(view), title=title, icon=icon, url_path=path, default=path == default)
         for path, (title, icon, view) in PAGES.items()
     ]
-    current_page = st.navigation(pages, position="top")
+    current_page = st.navigation(pages, position="hidden")
     path = current_page.url_path or default
     if leaves() and path != FIRST:
         st.switch_page(pages[0])
     open_link(path)
     if path not in _ASKS_NOTHING:
         ask(with_presets=path == FIRST)
+    _menu(pages)
+    draw_problems()
     write_link()
     current_page.run()
+
+
+def _menu(pages: Sequence[st.Page]) -> None:
+    """Links to the pages: drawn after the question, that Tab comes to that first; seen on top."""
+    with st.container(horizontal=True, wrap=False, gap="xxsmall", key="menu"):
+        for page in pages:
+            st.page_link(page)

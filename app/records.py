@@ -33,7 +33,8 @@ __all__ = [
     "sources",
 ]
 
-Progress = Callable[[str], None]
+Progress = Callable[[str, float], None]
+"""Told what is done, and the share of it that is over."""
 
 STORE = "this machine's store"
 MOST_TEXT = 512 * MIB
@@ -116,7 +117,8 @@ def _pairs(
     pairs = []
     for number, measurement in enumerate(_runs, start=1):
         if _progress is not None:
-            _progress(f"predicting {number} of {len(_runs)}: {measurement.case.id}")
+            done = (number - 1) / len(_runs)
+            _progress(f"predicting {number} of {len(_runs)}: {measurement.case.id}", done)
         pairs.append(pair(measurement))
     return tuple(pairs)
 

@@ -58,10 +58,17 @@ PAGE_STYLE = """
 [data-testid=stCaptionContainer] {color:inherit; opacity:.82}
 .st-key-chips button {min-height:1.7rem; padding:0 .7rem; border-radius:1rem}
 .st-key-chips button p {font-size:.82rem}
-.mm-title {display:flex; align-items:baseline; gap:.2rem 1.2rem; flex-wrap:wrap}
-.mm-title h1 {font-size:1.7rem; font-weight:750; padding:0; margin:0; line-height:1.2}
-.mm-title p {margin:0; font-size:.9rem}
-.mm-title a {color:inherit; opacity:.85}
+h1.mm-title {font-size:1.7rem; font-weight:750; padding:0; margin:0; line-height:1.2}
+.mm-trust {margin:0; font-size:.9rem}
+.mm-trust a {color:inherit; opacity:.85}
+.st-key-question {flex-flow:row wrap; align-items:baseline; gap:.5rem 1.2rem}
+.st-key-question > * {flex:1 0 100%; order:3}
+.st-key-question > :has(.mm-title) {flex:none; order:0}
+.st-key-question > :has(.mm-trust) {flex:1 1 20rem; order:1}
+.st-key-question > .st-key-preset {order:2}
+.st-key-menu {position:fixed; top:.2rem; left:1rem; width:calc(100% - 5rem); height:3.75rem;
+  align-items:center; z-index:999991; overflow-x:auto; scrollbar-width:none}
+[data-testid=stLayoutWrapper]:has(> .st-key-menu) {position:absolute}
 .st-key-changes .stButton button {min-height:2.1rem}
 @media (max-width: 640px) {.stMainBlockContainer {padding:4rem 1rem 2rem}
   .st-key-all_options {margin-top:0} .st-key-sizes .stColumn {min-width:40%}

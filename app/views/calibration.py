@@ -15,10 +15,19 @@ from streamlit.delta_generator import DeltaGenerator
 
 from memest.app import answers
 from memest.app.calibration_chart import ratio_chart
-from memest.app.link import linked
+from memest.app.link import linked, set_page_value
 from memest.app.question import ExplorerQuestion
-from memest.app.records import content_of, draw_blocks, measurements, pairs_of, read_upload, sources
+from memest.app.records import (
+    STORE,
+    content_of,
+    draw_blocks,
+    measurements,
+    pairs_of,
+    read_upload,
+    sources,
+)
 from memest.app.uploads import MAX_EXPORT_BYTES, calibration_files
+from memest.app.views.measure import measure
 from memest.app.views.what_if_parts import calibration_tab
 from memest.app.widgets import download, gpu_label
 from memest.app.words import plain
@@ -37,19 +46,24 @@ from memest.units import MIB, format_delta, format_size
 __all__ = ["show"]
 
 UPLOAD = "an uploaded export"
-_DO = ("What it does", "Profiles", "Fit a profile")
+_STORY, _PROFILES, _MEASURE, _FIT = "What it does", "Profiles", "Measure", "Fit a profile"
 SIMULATED = "Simulated example: no GPU was measured for it"
 
 
 def show(question: ExplorerQuestion) -> None:
     """The page."""
     st.markdown("#### Predicted → measured → factor")
+    things = [_STORY, _PROFILES]
+    if not os.environ.get(KNOWN_ALONE):  # what strangers may ask of a server keeps no card busy
+        things += [_MEASURE, _FIT]
     do = st.segmented_control(
-        "Do", _DO, **linked("do", _DO[0], _DO), required=True, label_visibility="collapsed"
+        "Do", things, **linked("do", _STORY, things), required=True, label_visibility="collapsed"
     )
-    if do == _DO[2]:
+    if do == _MEASURE:
+        measure(_go_and_fit)
+    elif do == _FIT:
         _fit()
-    elif do == _DO[1]:
+    elif do == _PROFILES:
         _existing()
     else:
         _story(question)
@@ -245,6 +259,12 @@ def _percent(value: float | None, digits: int = 2) -> str:
 # -- a fit ----------------------------------------------------------------------------------------
 
 
+def _go_and_fit() -> None:
+    """Lead to the fit of what this machine measured."""
+    set_page_value("do", _FIT)
+    set_page_value("fit_from", STORE)
+
+
 def _fit() -> None:
     files = sources()
     name = st.selectbox(
@@ -280,8 +300,10 @@ def _fit() -> None:
     st.markdown(f"{len(runs)} runs were read.")
     content = content_of(runs)
     if st.button("Fit a profile", type="primary", key="fit_now"):
-        new_fit = answers.attempt(partial(_fit_runs, tuple(runs)), "Fitting")
+        new_fit = answers.attempt(partial(_fit_runs, tuple(runs)), "Fitting", stop="fit_stopped")
         st.session_state.fitted = None if new_fit is None else (content, *new_fit)
+    if st.session_state.pop("fit_stopped", False):
+        st.info("The fit was stopped, and changed nothing.", icon=":material/stop_circle:")
     last_fit = st.session_state.get("fitted")
     if last_fit is not None and last_fit[0] == content:  # not that of another file
         _result(*last_fit[1:])
@@ -298,8 +320,7 @@ def _result(calibration: Calibration, blocks: list[Any]) -> None:
     row = st.container(horizontal=True, vertical_alignment="bottom")
     document = f"{json.dumps(calibration.to_dict(), indent=2)}\n"
     download(row, "profile", "JSON", document, key="profile_json", label="Profile")
-    if not os.environ.get(KNOWN_ALONE):  # what strangers fit corrects nobody else's answers
-        _offer_to_keep(row, calibration)
+    _offer_to_keep(row, calibration)
     with st.expander("Predicted against measured, before and after"):
         draw_blocks(blocks)
 

@@ -141,7 +141,7 @@ def _live_categories(row: PhaseRow, before: PhaseRow | None) -> None:
 
 def _categories(answer: Estimate) -> None:
     st.markdown("#### What is alive at the peak, category by category")
-    chart = breakdown_chart([("this run", answer)], ())
+    chart = breakdown_chart([("this run", answer)])
     st.vega_lite_chart(spec=chart.spec, alt=chart.words, key="categories_chart")
     total = answer.peak.allocated_bytes
     for row in answer.breakdown:

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from html import escape
 
 from memest.report.layers import biggest
+from memest.report.memory_bar import MemoryBar, memory_bar
 from memest.report.page import html_document
-from memest.report.parts import COLOURS, parts_of
+from memest.report.parts import COLOURS
 from memest.report.result import Estimate, Verdict
 from memest.report.words import (
     batch_sentence,
@@ -18,7 +19,7 @@ from memest.report.words import (
 )
 from memest.units import format_delta, format_size
 
-__all__ = ["VERDICT_COLOURS", "render_html", "render_page", "stacked_bar"]
+__all__ = ["VERDICT_COLOURS", "render_html", "render_page"]
 
 VERDICT_COLOURS = {
     Verdict.FITS: "#1a7f37",
@@ -33,23 +34,45 @@ _STYLE = "body{margin:2em auto;padding:0 1em;max-width:60em;background:#fff;colo
 BIGGEST = 8
 
 
-def stacked_bar(estimate: Estimate) -> str:
-    """An SVG bar: what is alive at the allocated peak, then the way up to the device peak."""
-    parts = [part for part in parts_of(estimate) if part.bytes > 0]
-    total = max(1, sum(part.bytes for part in parts))
+def _bar(estimate: Estimate) -> str:
+    """The answer as a bar of the card, with the names of its segments below it."""
+    bar = memory_bar(estimate)
     shapes, start = [], 0
-    for part in parts:
-        left, right = _WIDTH * start / total, _WIDTH * (start + part.bytes) / total
-        start += part.bytes
-        shapes.append(
-            f'<rect x="{left:.2f}" y="0" width="{right - left:.2f}" height="{_HEIGHT}" '
-            f'fill="{part.colour}"><title>{escape(part.name)}: {format_size(part.bytes)}</title>'
-            "</rect>"
+    for segment in bar.segments:
+        shapes.append(_block(bar, start, segment.bytes, f'fill="{segment.colour}"', segment.words))
+        start += segment.bytes
+    span = f"range of the device peak: {interval_text(estimate)}"
+    shapes.append(
+        _block(
+            bar, bar.low_bytes, bar.high_bytes - bar.low_bytes, 'fill="#333" opacity="0.45"', span
         )
+    )
+    names = [
+        f"{_swatch(segment.colour)}{'other: ' * (len(segment.parts) > 1)}{escape(segment.words)}"
+        for segment in bar.segments
+    ]
+    if bar.usable_bytes is not None and estimate.gpu is not None:
+        has = f"{estimate.gpu.name} has {format_size(bar.usable_bytes)} for PyTorch"
+        edge = bar.share(bar.usable_bytes) * _WIDTH
+        shapes.append(
+            f'<line x1="{edge:.2f}" x2="{edge:.2f}" y1="0" y2="{_HEIGHT}" stroke="#1f2328" '
+            f'stroke-width="4"><title>{escape(has)}</title></line>'
+        )
+        names.append(escape(has))
+    words = escape(", ".join(segment.words for segment in bar.segments))
     return (
-        f'<svg role="img" aria-label="memory by category" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
-        f'width="100%" style="max-width:{_WIDTH}px;height:{_HEIGHT}px" '
+        f'<svg role="img" aria-label="Memory: {words}" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        f'width="100%" style="max-width:{_WIDTH}px;height:{_HEIGHT}px;background:#e8eaed" '
         f'preserveAspectRatio="none">{"".join(shapes)}</svg>'
+        f'<p style="font-size:0.85em">{" &nbsp; ".join(names)}</p>'
+    )
+
+
+def _block(bar: MemoryBar, start: int, size: int, style: str, words: str) -> str:
+    """A stretch of the bar."""
+    return (
+        f'<rect x="{bar.share(start) * _WIDTH:.2f}" y="0" width="{bar.share(size) * _WIDTH:.2f}" '
+        f'height="{_HEIGHT}" {style}><title>{escape(words)}</title></rect>'
     )
 
 
@@ -121,7 +144,7 @@ def render_html(estimate: Estimate) -> str:
     parts = [
         f"<p>{chip}<b>{escape(verdict_sentence(estimate))}</b></p>",
         f"<p>{escape(' · '.join(setup_items(estimate.setup)))}</p>",
-        stacked_bar(estimate),
+        _bar(estimate),
         _peaks(estimate),
         f"<p>Device range: {escape(interval_text(estimate))}.</p>",
         f"<p>Allocated peak reached {escape(moment_text(estimate))}.</p>",

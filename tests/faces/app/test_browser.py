@@ -15,6 +15,10 @@ import pytest
 
 import memest
 
+pytest.importorskip("streamlit")
+
+from memest.app.main import PAGES
+
 playwright_api = pytest.importorskip("playwright.sync_api")
 
 BROWSER = next(
@@ -80,6 +84,15 @@ def url_has(page: Any, text: str) -> None:
 
 def verdict_is(page: Any, text: str) -> None:
     page.locator(".mm-verdict b").get_by_text(text, exact=True).wait_for(timeout=PATIENCE_MS)
+
+
+def is_drawn(page: Any) -> None:
+    """Wait until no run is under way, and each kind of input is loaded."""
+    page.wait_for_function(
+        "() => !document.querySelector("
+        "'[data-testid=stStatusWidget], [data-testid=stSkeleton], [data-stale=true]')",
+        timeout=PATIENCE_MS,
+    )
 
 
 def device_peak(page: Any) -> str:
@@ -207,10 +220,11 @@ def test_the_pin_travels_with_the_link(explorer: str, browser: Any) -> None:
     other.close()
 
 
+EVERY_PAGE = [path for path in PAGES if path != "what-if"]
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize(
-    "path", ["", "fit-map", "compare", "advise", "accuracy", "calibration", "how-it-works"]
-)
+@pytest.mark.parametrize("path", ["", *EVERY_PAGE])
 def test_no_page_is_wider_than_a_phone(explorer: str, browser: Any, path: str, theme: str) -> None:
     page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=theme)
     errors: list[str] = []
@@ -227,6 +241,99 @@ def test_no_page_is_wider_than_a_phone(explorer: str, browser: Any, path: str, t
     assert wide <= 0
     assert not errors
     assert page.get_by_test_id("stException").count() == 0
+    page.close()
+
+
+SERIOUS = ("serious", "critical")
+STATES = (
+    "?gpu=t4&batch=64&tab=Timeline",
+    "?model=no-such-model&batch=-5&tab=none",
+    "calibration?do=Measure",
+    "calibration?do=Fit+a+profile",
+)
+"""What a page has besides what its path alone shows."""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("path", ["", *EVERY_PAGE, *STATES])
+def test_axe_finds_nothing_serious(explorer: str, browser: Any, path: str, theme: str) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    page = browser.new_page(viewport={"width": 1280, "height": 720}, color_scheme=theme)
+    page.goto(f"{explorer}/{path}")
+    main = page.get_by_test_id("stMainBlockContainer")
+    main.get_by_role("radio").first.wait_for(timeout=PATIENCE_MS)
+    is_drawn(page)
+    found = Axe().run(page).response
+    assert found["testEngine"]["name"] == "axe-core"
+    assert page.evaluate("() => matchMedia('(prefers-color-scheme: dark)').matches") == (
+        theme == "dark"
+    )
+    bad = [
+        f"{rule['id']}: {node['html'][:200]}"
+        for rule in found["violations"]
+        if rule["impact"] in SERIOUS
+        for node in rule["nodes"]
+    ]
+    assert not bad
+    page.close()
+
+
+def test_axe_finds_what_is_wrong(explorer: str, browser: Any) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    page = browser.new_page()
+    page.goto(explorer)
+    verdict_is(page, "Fits")
+    page.evaluate("() => { document.querySelector('.mm-bar').removeAttribute('aria-label') }")
+    impacts = {rule["id"]: rule["impact"] for rule in Axe().run(page).response["violations"]}
+    assert impacts["role-img-alt"] in SERIOUS
+    page.close()
+
+
+@pytest.mark.parametrize("path", ["", *(path for path in EVERY_PAGE if path != "accuracy")])
+def test_five_tabs_lead_to_the_model(explorer: str, browser: Any, path: str) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 720})
+    page.goto(f"{explorer}/{path}")
+    page.get_by_label("Length", exact=True).wait_for(timeout=PATIENCE_MS)
+    page.get_by_role("link", name="How it works").wait_for(timeout=PATIENCE_MS)
+    names = []
+    for _ in range(5):
+        page.keyboard.press("Tab")
+        names.append(page.evaluate("() => document.activeElement.getAttribute('aria-label') || ''"))
+    assert "Model" in names, names
+    page.close()
+
+
+def test_the_verdict_before_stays_while_a_model_is_traced(explorer: str, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 720})
+    page.goto(f"{explorer}/?model=bert-large-uncased&gpu=rtx-4090")
+    verdict_is(page, "Fits")
+    is_drawn(page)
+    before = device_peak(page)
+    box = page.locator(".st-key-model input")
+    box.click()
+    model = "meta-llama/Llama-3.1-8B?intermediate_size=13952"
+    box.fill(model)
+    page.get_by_role("option").filter(has_text=model).wait_for(timeout=PATIENCE_MS)
+    box.press("Enter")
+    # what was seen while it was worked out
+    page.wait_for_function(
+        "() => document.querySelector('.stExpander')?.innerText.includes('only the first time')"
+        " && document.querySelector('[data-stale=true] .mm-verdict')",
+        timeout=PATIENCE_MS,
+        polling=20,
+    )
+    words = page.evaluate(
+        "() => getComputedStyle(document.querySelector('.mm-verdict'), '::after').content"
+    )
+    assert "the question before" in words
+    assert device_peak(page) == before
+    page.wait_for_function(
+        "before => [...document.querySelectorAll('.mm-peaks dd')].at(-1)?.innerText !== before",
+        arg=before,
+        timeout=PATIENCE_MS,
+    )
     page.close()
 
 

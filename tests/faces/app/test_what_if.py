@@ -101,6 +101,36 @@ def test_a_link_that_says_two_things_is_not_understood_as_one(
     assert said in texts(app)
 
 
+@pytest.mark.parametrize(
+    ("page", "inputs", "said"),
+    [
+        ("what-if", {"tab": "Timelin"}, "Did you mean 'Timeline'? Legal: Parts, Timeline"),
+        ("calibration", {"do": "Dance"}, "do=Dance of the link was left out"),
+        ("accuracy", {"by": "colour"}, "by=colour of the link was left out"),
+        ("accuracy", {"by": "family", "only": "no-such"}, "only=no-such of the link was left out"),
+        ("advise", {"gpu": "t4", "effective_batch": "many"}, "'many' is not a whole number"),
+        ("advise", {"gpu": "t4", "effective_batch": "0"}, "effective_batch must be 1 or more"),
+        ("what-if", {"tab": "Timeline", "all_steps": "perhaps"}, "all_steps=perhaps of the link"),
+    ],
+)
+def test_what_a_link_chooses_on_a_page_and_is_not_there_is_named(
+    open_page: Open, page: str, inputs: dict[str, str], said: str
+) -> None:
+    app = open_page(page, model=MODEL, **inputs)
+    assert said in " ".join(texts(app).split())
+    app.run()
+    assert texts(app).count("of the link was left out") == 1
+
+
+def test_a_choice_is_no_longer_named_when_another_is_made(open_page: Open) -> None:
+    app = open_page(model=MODEL, tab="none")
+    assert app.warning
+    app.button_group(key="tab").set_value("Assumptions").run()
+    app.number_input(key="batch").set_value(4).run()
+    assert not app.warning
+    assert app.button_group(key="tab").value == "Assumptions"
+
+
 def test_what_others_add_to_a_link_is_passed_over(open_page: Open) -> None:
     app = open_page(model=MODEL, utm_source="x", embed="true")
     assert not app.warning

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from memest.events import Category
 from memest.report.layers import biggest, blocks, phase_rows, tree, visible
+from memest.report.memory_bar import memory_bar
 from memest.report.parts import COLOURS
 from memest.report.result import Interval, Layer, Verdict
 from memest.report.terminal import ASCII, UNICODE, print_report, render
@@ -215,10 +216,17 @@ class TestHtml:
         assert not tags.seen & {"script", "link", "img", "iframe"}
         assert "http" not in html
 
-    def test_the_bar_is_the_device_peak(self, samples):
-        widths = [float(w) for w in re.findall(r'<rect [^>]*width="([\d.]+)"',
-                                               samples["fits"]._repr_html_())]  # fmt: skip
-        assert sum(widths) == pytest.approx(640, abs=0.2)
+    def test_the_bar_fills_the_card_as_every_other_picture_does(self, sample):
+        _, estimate = sample
+        bar, html = memory_bar(estimate), estimate._repr_html_()
+        *parts, range_width = map(float, re.findall(r'<rect [^>]*width="([\d.]+)"', html))
+        assert len(parts) == len(bar.segments)
+        assert sum(parts) == pytest.approx(640 * bar.share(bar.taken_bytes), abs=0.2)
+        span = bar.share(bar.high_bytes - bar.low_bytes)
+        assert range_width == pytest.approx(640 * span, abs=0.1)
+        edges = [float(x) for x in re.findall(r'<line x1="([\d.]+)"', html)]
+        usable = [] if bar.usable_bytes is None else [640 * bar.share(bar.usable_bytes)]
+        assert edges == pytest.approx(usable, abs=0.1)
 
     def test_names_are_escaped(self, samples, replace):
         model = replace(samples["fits"].model, id="<script>alert(1)</script>")
