@@ -23,7 +23,16 @@ if TYPE_CHECKING:
 
     from memest.report.answer import Answer
 
-__all__ = ["Output", "PipeClosedError", "emit", "silence", "write_document", "write_out"]
+__all__ = [
+    "Output",
+    "PipeClosedError",
+    "begin",
+    "emit",
+    "has_written",
+    "silence",
+    "write_document",
+    "write_out",
+]
 
 _SHOW_AFTER_SECONDS = 1.0
 _PIPE_WIDTH = 1000
@@ -39,6 +48,20 @@ def emit(message: str) -> None:
         sys.stderr.write(f"{printable(' '.join(message.split()))}\n")
 
 
+_written = [False]
+"""Whether data went to stdout since a command began."""
+
+
+def begin() -> None:
+    """Nothing was written yet: another command begins in this process."""
+    _written[0] = False
+
+
+def has_written() -> bool:
+    """Whether any data was written to stdout by :func:`write_out`."""
+    return _written[0]
+
+
 def write_out(text: str) -> None:
     """Write data to stdout.
 
@@ -48,6 +71,7 @@ def write_out(text: str) -> None:
     """
     if sys.stdout is None:
         raise _no_stdout()
+    _written[0] = True
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

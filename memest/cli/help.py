@@ -10,27 +10,16 @@ from typing import Annotated, Any
 import typer
 
 from memest.cli.console import write_out
+from memest.cli.exit_codes import exit_code_table
 from memest.cli.flags import argument, debuggable
 from memest.errors import ConfigError, closest
 
 __all__ = ["EXAMPLES", "TOPICS", "completion", "epilog_of", "help_page", "show_help"]
 
-_EXIT_CODES = """\
-0    done; for fits and advise: it fits
-1    failure: a model that cannot be traced, a recording that differs
-2    wrong usage: an option, a value or a file that cannot be
-3    tight, too close to call; or fits by releasing cache, slowly (fits, advise)
-4    does not fit (fits, advise)
-5    unknown model or GPU
-6    a package of an extra is missing
-7    cannot say: something that is not priced may add memory (fits, advise); replay: no history
-130  interrupted
-141  the reader of a pipe is gone"""
-
 TOPICS: dict[str, tuple[str, str]] = {
     "exit-codes": (
         "what scripts can rely on",
-        f"{_EXIT_CODES}\n\nData goes to standard output, everything else to standard error.",
+        f"{exit_code_table()}\n\nData goes to standard output, everything else to standard error.",
     ),
     "environment": (
         "variables that are read",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from memest.cli.console import Output, write_document
+from memest.cli.exit_codes import ExitCode
 from memest.cli.flags import argument, shows, value_flag
 from memest.errors import ConfigError, ReplayError
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["replay"]
 
 _EXPANDABLE = "expandable_segments"
-_NOTHING_COMPARED = 7
 
 
 def _other_confs(
@@ -112,5 +112,6 @@ def replay(
             else render_inspections(devices, width=output.console().width, ascii_only=output.plain)
         )
     if not any(device.comparison.has_choices for device in devices):
-        return _NOTHING_COMPARED
-    return 0 if all(device.comparison.is_exact for device in devices) else 1
+        return ExitCode.CANNOT_SAY
+    exact = all(device.comparison.is_exact for device in devices)
+    return ExitCode.DONE if exact else ExitCode.FAILURE

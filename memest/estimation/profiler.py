@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memest.config.deepspeed import with_hidden_size
-from memest.config.inputs import NO_INPUTS, ModuleInputs
+from memest.config.inputs import NO_INPUTS, ModuleInputs, check_own_parts
 from memest.config.options import HARMLESS_ARGUMENTS, find_option
 from memest.config.parallelism import ONE_GPU
 from memest.config.setup import SdpaBackend, Setup
@@ -157,6 +157,7 @@ class Profiler:
         return self._resolve(self.profile_of(request), request)
 
     def _resolve(self, profile: StepProfile, request: Setup) -> Setup:
+        check_own_parts(request, self._tracer.module_inputs)
         answer = self._sizes(profile, request)
         card = profile.model_cards[request.image_size]
         batch_sizes: dict[str, Any] = {**dict.fromkeys(SIZES), **answer.batch_sizes}
