@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import sys
-import time
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -242,21 +242,39 @@ class Output:
             transient=True,
             redirect_stdout=False,
         )
-        start_time = time.monotonic()
-        running = False
+        may_start = threading.Lock()  # free while there is something to show and it is not shown
+        may_start.acquire()
+        due = threading.Event()
+
+        def start() -> None:
+            if due.is_set() and may_start.acquire(blocking=False):
+                live.start()
+
+        def begin_showing() -> None:
+            due.set()
+            start()
+
+        # what is said first may take the longest: it is shown although nothing follows it
+        timer = threading.Timer(_SHOW_AFTER_SECONDS, begin_showing)
+        timer.daemon = True
+        timer.start()
+        has_text = False
 
         def show(text: str) -> None:
-            nonlocal running
+            nonlocal has_text
             spinner.update(text=Text(text))
-            if not running and time.monotonic() - start_time > _SHOW_AFTER_SECONDS:
-                live.start()
-                running = True
+            if not has_text:
+                has_text = True
+                may_start.release()
+            start()
 
         try:
             yield show
         finally:
-            if running:
-                live.stop()
+            timer.cancel()
+            due.clear()
+            timer.join()
+            live.stop()
 
     @contextlib.contextmanager
     def working(self) -> Iterator[Callable[[str], None] | None]:

@@ -118,6 +118,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("memest env", "for a bug report"),
         ("memest env --json", "the same as a document"),
     ),
+    "selftest": (
+        ("memest selftest", "is it installed right"),
+        ("memest selftest --full", "real steps on the CPU beside their traces, minutes"),
+    ),
     "calibrate": (
         ("memest calibrate run --campaign standard", "real training steps; killed, it goes on"),
         ("memest calibrate fit", "a profile that corrects estimates for this GPU"),

@@ -89,9 +89,13 @@ def replay(
     from memest.replay import load_snapshot
     from memest.replay.inspection import cache_at_end, inspect
 
-    recording = load_snapshot(snapshot)
-    devices = inspect(recording, _other_confs(alloc_conf or [], recording.conf))
-    segments = {} if devices else cache_at_end(recording)
+    with output.working() as show:
+        say = show or (lambda _: None)
+        say(f"reading {snapshot}")
+        recording = load_snapshot(snapshot)
+        say("replaying it, as recorded and with other options")
+        devices = inspect(recording, _other_confs(alloc_conf or [], recording.conf))
+        segments = {} if devices else cache_at_end(recording)
     if not devices and not segments:
         raise ReplayError(
             f"{snapshot} holds neither an allocator history nor a segment: record one with "

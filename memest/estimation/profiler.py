@@ -157,7 +157,6 @@ class Profiler:
         return self._resolve(self.profile_of(request), request)
 
     def _resolve(self, profile: StepProfile, request: Setup) -> Setup:
-        check_own_parts(request, self._tracer.module_inputs)
         answer = self._sizes(profile, request)
         card = profile.model_cards[request.image_size]
         batch_sizes: dict[str, Any] = {**dict.fromkeys(SIZES), **answer.batch_sizes}
@@ -518,6 +517,7 @@ class Profiler:
     # -- sizes that the model takes
 
     def _sizes(self, profile: StepProfile, request: Setup) -> SizeAnswer:
+        check_own_parts(request, self._tracer.module_inputs)
         sizes = asked_sizes(request)
         known_answer = profile.sizing.find(sizes)
         if known_answer is not None and request.image_size in profile.model_cards:
