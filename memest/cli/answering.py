@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memest.cli.console import Output, write_document, write_out
+from memest.cli.exit_codes import ExitCode
 from memest.config.installed import release
 from memest.config.options import no_gpu, read_size, read_whole
 from memest.config.setup import choose
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["check_sizes", "exit_code", "run_estimate", "run_fits", "within"]
 
 _EXIT_CODES = {
-    "fits": 0,
-    "fits by releasing cache": 3,
-    "tight": 3,
-    "cannot say": 7,
-    "does not fit": 4,
+    "fits": ExitCode.DONE,
+    "fits by releasing cache": ExitCode.TIGHT,
+    "tight": ExitCode.TIGHT,
+    "cannot say": ExitCode.CANNOT_SAY,
+    "does not fit": ExitCode.DOES_NOT_FIT,
 }
 """By verdict; the later ones count more where there are several."""
 

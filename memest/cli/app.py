@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 from memest.cli.console import emit
+from memest.cli.exit_codes import ExitCode
 from memest.cli.flags import debuggable, switch, value_flag
 from memest.errors import ConfigError, MissingDependencyError
 from memest.units import GIB, format_size, parse_size
@@ -21,7 +22,6 @@ __all__ = ["app"]
 
 _LEAST_MEMORY = GIB
 _PATIENCE_SECONDS = 2
-_INTERRUPTED = 130
 
 
 @debuggable
@@ -128,7 +128,7 @@ def _serve(command: Sequence[str], limits: Mapping[str, str]) -> int:
         return server.wait()
     except KeyboardInterrupt:
         _stop(server)
-        return _INTERRUPTED
+        return ExitCode.INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -268,7 +267,10 @@ def cache(
             "no other. Set it to a folder."
         )
     if path:
-        write_out(f"{json.dumps({'path': str(folder)}) if output.as_json else folder}\n")
+        if output.as_json:
+            write_document({"schema_version": 1, "path": str(folder)})
+        else:
+            write_out(f"{folder}\n")
         return 0
     if clear:
         return _clear_and_report(folder, output)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from memest.cli.calibrate_fit import fit, report
 from memest.cli.calibrate_run import StoreOption, open_store, run, verify
 from memest.cli.console import Output, emit, write_document, write_out
+from memest.cli.exit_codes import ExitCode
 from memest.cli.flags import argument, debuggable, shows, value_flag
 from memest.cli.help_pages import HelpCommand, HelpGroup
 from memest.errors import ConfigError
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from memest.calibration.measurement import Measurement
 
 __all__ = ["calibrate"]
-
-_FAILED = 1
 
 
 @shows(without=("ascii_only",))
@@ -105,56 +104,85 @@ def export(
     return 0
 
 
-@debuggable
+@shows(without=("colorless", "ascii_only"))
 def import_(
     files: Annotated[list[Path], argument("FILE...", "What export wrote.")],
     *,
+    output: Output,
     store: StoreOption = None,
 ) -> int:
     """Take over measurements from files. For example: memest calibrate import other.jsonl.gz."""
     from memest.calibration.exchange import read_measurements
 
-    num_problems = 0
+    taken = []
     with open_store(store, create=True) as measurement_store:
         for path in files:
             measurements, problems = read_measurements(path)
-            num_problems += _report_added(path, measurement_store.add(measurements), problems)
-    return _FAILED if num_problems else 0
+            taken.append(_Taken(str(path), *measurement_store.add(measurements), problems))
+            _tell(taken[-1], output)
+        return _conclude(taken, measurement_store.path, output)
 
 
-@debuggable
+@shows(without=("colorless", "ascii_only"))
 def merge(
     stores: Annotated[
         list[Path],
         argument("STORE...", "Other stores, left as they are."),
     ],
     *,
+    output: Output,
     store: StoreOption = None,
 ) -> int:
     """Take over the measurements of other stores. For example: memest calibrate merge node2.db."""
-    num_problems = 0
+    taken = []
     with open_store(store, create=True) as measurement_store:
         for path in stores:
             if path.resolve() == measurement_store.path.resolve():
                 raise ConfigError(f"{path} is the store itself: name others.")
             with open_store(path) as other_store:
                 measurements = other_store.measurements()
-            num_problems += _report_added(path, measurement_store.add(measurements), [])
-    return _FAILED if num_problems else 0
+            taken.append(_Taken(str(path), *measurement_store.add(measurements), []))
+            _tell(taken[-1], output)
+        return _conclude(taken, measurement_store.path, output)
 
 
-def _report_added(path: Path, counts: tuple[int, int, list[str]], problems: list[str]) -> int:
-    """Say what came of a file; returns how much of it was not taken."""
-    num_new, num_known, contradictions = counts
-    text = f"{path}: {num_new} new"
-    if num_known:
-        text += f", {num_known} there already"
-    write_out(f"{text}\n")
-    for run_id in contradictions:
+class _Taken(NamedTuple):
+    """What came of a file or a store.
+
+    Attributes:
+        path: of it.
+        new: runs that were taken over.
+        known: runs that were there already.
+        contradictions: runs that are there with another content, and were left as they are.
+        problems: what could not be read, in words.
+    """
+
+    path: str
+    new: int
+    known: int
+    contradictions: list[str]
+    problems: list[str]
+
+
+def _tell(taken: _Taken, output: Output) -> None:
+    """Say what came of a file."""
+    path = taken.path
+    if not output.as_json:
+        known = f", {taken.known} there already" if taken.known else ""
+        write_out(f"{path}: {taken.new} new{known}\n")
+    for run_id in taken.contradictions:
         emit(f"memest: {path}: run {run_id} is there with another content; it was left as it is.")
-    for problem in problems:
+    for problem in taken.problems:
         emit(f"memest: {path}: {problem}; passed over.")
-    return len(contradictions) + len(problems)
+
+
+def _conclude(taken: list[_Taken], store: Path, output: Output) -> int:
+    """The document of all files, where one is asked for; returns the exit code."""
+    if output.as_json:
+        files = [one._asdict() for one in taken]
+        write_document({"schema_version": 1, "store": str(store), "files": files})
+    failed = any(one.contradictions or one.problems for one in taken)
+    return ExitCode.FAILURE if failed else ExitCode.DONE
 
 
 def calibrate() -> typer.Typer:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memest.cli.console import Output, emit, silence, write_document, write_out
+from memest.cli.exit_codes import ExitCode
 from memest.cli.flags import shows, switch, value_flag
 from memest.errors import ConfigError
 from memest.units import format_size
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from memest.calibration.running.runner import Progress, Summary
 
 __all__ = ["StoreOption", "open_store", "run", "verify"]
-
-_FAILED = 1
 
 StoreOption = Annotated[
     Path | None,
@@ -125,7 +124,7 @@ def run(
         for remark in _remarks(summary):
             emit(f"memest: {remark}.")
         write_out(f"kept in {path}\n")
-    return 0 if len(summary.measurements) == summary.count_good() else _FAILED
+    return 0 if len(summary.measurements) == summary.count_good() else ExitCode.FAILURE
 
 
 @shows(without=("ascii_only",))
@@ -179,7 +178,7 @@ def verify(
         write_document(outcome.to_dict())
     else:
         write_out(f"{outcome.text()}\n")
-    return 0 if outcome.kept_its_word else _FAILED
+    return 0 if outcome.kept_its_word else ExitCode.FAILURE
 
 
 def _device(name: str | None) -> str:

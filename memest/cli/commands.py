@@ -24,6 +24,7 @@ from memest.cli.max_batch import max_batch
 from memest.cli.models import models
 from memest.cli.read import read
 from memest.cli.replay import replay
+from memest.cli.selftest import selftest
 from memest.cli.stages import stages
 from memest.cli.sweep import sweep
 from memest.cli.validate import validate
@@ -80,6 +81,7 @@ def build() -> Any:
         app,
         cache,
         env,
+        selftest,
         completion,
     ):
         name = function.__name__.replace("_", "-")

@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import sys
-import time
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,16 @@ if TYPE_CHECKING:
 
     from memest.report.answer import Answer
 
-__all__ = ["Output", "PipeClosedError", "emit", "silence", "write_document", "write_out"]
+__all__ = [
+    "Output",
+    "PipeClosedError",
+    "begin",
+    "emit",
+    "has_written",
+    "silence",
+    "write_document",
+    "write_out",
+]
 
 _SHOW_AFTER_SECONDS = 1.0
 _PIPE_WIDTH = 1000
@@ -39,6 +48,20 @@ def emit(message: str) -> None:
         sys.stderr.write(f"{printable(' '.join(message.split()))}\n")
 
 
+_written = [False]
+"""Whether data went to stdout since a command began."""
+
+
+def begin() -> None:
+    """Nothing was written yet: another command begins in this process."""
+    _written[0] = False
+
+
+def has_written() -> bool:
+    """Whether any data was written to stdout by :func:`write_out`."""
+    return _written[0]
+
+
 def write_out(text: str) -> None:
     """Write data to stdout.
 
@@ -48,6 +71,7 @@ def write_out(text: str) -> None:
     """
     if sys.stdout is None:
         raise _no_stdout()
+    _written[0] = True
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -218,21 +242,39 @@ class Output:
             transient=True,
             redirect_stdout=False,
         )
-        start_time = time.monotonic()
-        running = False
+        may_start = threading.Lock()  # free while there is something to show and it is not shown
+        may_start.acquire()
+        due = threading.Event()
+
+        def start() -> None:
+            if due.is_set() and may_start.acquire(blocking=False):
+                live.start()
+
+        def begin_showing() -> None:
+            due.set()
+            start()
+
+        # what is said first may take the longest: it is shown although nothing follows it
+        timer = threading.Timer(_SHOW_AFTER_SECONDS, begin_showing)
+        timer.daemon = True
+        timer.start()
+        has_text = False
 
         def show(text: str) -> None:
-            nonlocal running
+            nonlocal has_text
             spinner.update(text=Text(text))
-            if not running and time.monotonic() - start_time > _SHOW_AFTER_SECONDS:
-                live.start()
-                running = True
+            if not has_text:
+                has_text = True
+                may_start.release()
+            start()
 
         try:
             yield show
         finally:
-            if running:
-                live.stop()
+            timer.cancel()
+            due.clear()
+            timer.join()
+            live.stop()
 
     @contextlib.contextmanager
     def working(self) -> Iterator[Callable[[str], None] | None]:

@@ -76,6 +76,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("memest cache", "step profiles on disk"),
         ("memest cache --clear", "remove them"),
     ),
+    "selftest": (
+        ("memest selftest", "is it installed right"),
+        ("memest selftest --full", "real steps on the CPU beside their traces, minutes"),
+    ),
     "env": (
         ("memest env", "for a bug report"),
         ("memest env --json", "the same as a document"),

@@ -1,7 +1,6 @@
 """The command ``memest``: what was typed runs, errors turn into exit codes.
 
-Exit codes: 0 done (for ``fits``: it fits), 1 failure, 2 wrong usage, 3 tight, 4 does not fit,
-5 unknown model or GPU, 6 missing package, 130 interrupted, 141 reader of a pipe gone.
+What the codes mean is told by :mod:`memest.cli.exit_codes`.
 """
 
 from __future__ import annotations
@@ -24,15 +23,22 @@ from memest.cli.argv import (
     plain_question,
     with_launch,
 )
-from memest.cli.console import PipeClosedError, emit, write_document
+from memest.cli.console import PipeClosedError, begin, emit, has_written, write_document
 from memest.cli.dialogue import ask_question, on_terminal
+from memest.cli.exit_codes import (
+    HOST_MEMORY,
+    OPERATING_SYSTEM,
+    UNEXPECTED,
+    USAGE,
+    ExitCode,
+    kind_of,
+)
 from memest.config.options import HARMLESS_ARGUMENTS
-from memest.errors import MemestError, closest
+from memest.errors import MemestError, MissingDependencyError, closest
 
 __all__ = ["run"]
 
 _MODEL_FLAGS = frozenset({"--model", "--model-name", "--model-name-or-path"})
-_FAILURE, _USAGE, _MISSING, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 6, 130, 141
 
 
 def _explain_usage(error: Any) -> str:
@@ -70,22 +76,24 @@ def _explain_os(error: OSError) -> str:
     return f"the operating system refuses{place}: {error.strerror or error}."
 
 
-def _explain(error: BaseException) -> tuple[str, int]:
-    """The paragraph and the exit code for an error."""
+def _explain(error: BaseException) -> tuple[str, str, int]:
+    """The kind of an error, its paragraph and its exit code."""
     if isinstance(error, MemestError):
-        return str(error), error.exit_code
+        return kind_of(error), str(error), error.exit_code
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-        return _explain_usage(error), _USAGE
+        return USAGE, _explain_usage(error), ExitCode.USAGE
     if isinstance(error, OSError):
-        return _explain_os(error), _FAILURE
+        return OPERATING_SYSTEM, _explain_os(error), ExitCode.FAILURE
     package = (getattr(error, "name", None) or "").partition(".")[0]
     if isinstance(error, ModuleNotFoundError) and package not in ("", "memest"):
-        return f"the package {package} is not installed: pip install 'memest-gpu[all]'.", _MISSING
+        message = f"the package {package} is not installed: pip install 'memest-gpu[all]'."
+        return MissingDependencyError.__name__, message, ExitCode.MISSING
     if isinstance(error, MemoryError):
-        return "this machine's own memory ran out: try fewer --steps or --grad-accum.", _FAILURE
+        message = "this machine's own memory ran out: try fewer --steps or --grad-accum."
+        return HOST_MEMORY, message, ExitCode.FAILURE
     report = "please report it with the output of `memest env` and of this command with --debug"
     message = f"unexpected {type(error).__name__}: {error}. This is a bug in memest: {report}."
-    return message, _FAILURE
+    return UNEXPECTED, message, ExitCode.FAILURE
 
 
 def _guard(work: Callable[[], Any], *, debug: bool, as_json: bool) -> int:
@@ -96,28 +104,28 @@ def _guard(work: Callable[[], Any], *, debug: bool, as_json: bool) -> int:
             sys.stdout.flush()
     except KeyboardInterrupt:
         emit("memest: interrupted.")
-        return _INTERRUPTED
+        return ExitCode.INTERRUPTED
     except (PipeClosedError, BrokenPipeError):
         _forget_stdout()
-        return _BROKEN_PIPE
+        return ExitCode.PIPE_CLOSED
     except SystemExit as stop:
         # rich and Typer leave this way when the reader of a help page is gone
         _forget_stdout()
-        return stop.code if isinstance(stop.code, int) else _FAILURE
+        return stop.code if isinstance(stop.code, int) else ExitCode.FAILURE
     except Exception as error:  # noqa: BLE001 - the last stop: every error gets its paragraph
         if type(error).__name__ == "Abort":
             emit("memest: interrupted.")
-            return _INTERRUPTED
-        message, code = _explain(error)
+            return ExitCode.INTERRUPTED
+        kind, message, code = _explain(error)
         if debug:
             traceback.print_exception(error)
         emit(f"memest: {message}")
+        if as_json and not has_written():  # else the answer is out, and stdout has one document
+            with contextlib.suppress(OSError, ValueError, MemestError, PipeClosedError):
+                error_document = {"kind": kind, "message": message, "exit_code": code}
+                write_document({"schema_version": 1, "error": error_document})
         if isinstance(error, OSError):
             _forget_stdout()
-        elif as_json:
-            with contextlib.suppress(OSError, ValueError, MemestError, PipeClosedError):
-                error_document = {"message": message, "exit_code": code}
-                write_document({"schema_version": 1, "error": error_document})
         return code
     return answer if isinstance(answer, int) else 0
 
@@ -153,6 +161,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     # torch and transformers are a million objects, and looking through them for cycles takes longer
     # than a trace; this process ends soon
     gc.set_threshold(200_000, 50, 1000)
+    begin()
     _not_kept()  # of what ran in this process before
     code = _guard(
         lambda: _run(arguments), debug="--debug" in own_arguments, as_json="--json" in own_arguments

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from memest.cli.console import Output
+from memest.cli.exit_codes import ExitCode
 from memest.cli.flags import ModelArgument, shows, value_flag
 from memest.cli.parameters import with_options
 
 __all__ = ["max_batch"]
-
-_NONE_FITS = 4
 
 
 @with_options
@@ -51,4 +50,5 @@ def max_batch(
     with output.working() as progress:
         answer = search(model, of=of, effective_batch=effective_batch, progress=progress, **options)
     output.put(answer, lambda: (f"{largest.largest}" for largest in answer.answers))
-    return _NONE_FITS if any(largest.largest == 0 for largest in answer.answers) else 0
+    none = any(largest.largest == 0 for largest in answer.answers)
+    return ExitCode.DOES_NOT_FIT if none else ExitCode.DONE

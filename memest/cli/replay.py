@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from memest.cli.console import Output, write_document
+from memest.cli.exit_codes import ExitCode
 from memest.cli.flags import argument, shows, value_flag
 from memest.errors import ConfigError, ReplayError
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["replay"]
 
 _EXPANDABLE = "expandable_segments"
-_NOTHING_COMPARED = 7
 
 
 def _other_confs(
@@ -89,9 +89,13 @@ def replay(
     from memest.replay import load_snapshot
     from memest.replay.inspection import cache_at_end, inspect
 
-    recording = load_snapshot(snapshot)
-    devices = inspect(recording, _other_confs(alloc_conf or [], recording.conf))
-    segments = {} if devices else cache_at_end(recording)
+    with output.working() as show:
+        say = show or (lambda _: None)
+        say(f"reading {snapshot}")
+        recording = load_snapshot(snapshot)
+        say("replaying it, as recorded and with other options")
+        devices = inspect(recording, _other_confs(alloc_conf or [], recording.conf))
+        segments = {} if devices else cache_at_end(recording)
     if not devices and not segments:
         raise ReplayError(
             f"{snapshot} holds neither an allocator history nor a segment: record one with "
@@ -112,5 +116,6 @@ def replay(
             else render_inspections(devices, width=output.console().width, ascii_only=output.plain)
         )
     if not any(device.comparison.has_choices for device in devices):
-        return _NOTHING_COMPARED
-    return 0 if all(device.comparison.is_exact for device in devices) else 1
+        return ExitCode.CANNOT_SAY
+    exact = all(device.comparison.is_exact for device in devices)
+    return ExitCode.DONE if exact else ExitCode.FAILURE

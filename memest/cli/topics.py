@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from memest.cli.exit_codes import ExitCode
+
 __all__ = ["TOPICS", "Topic", "find_topic"]
 
 
@@ -340,20 +342,9 @@ computed from that (memest cache). For well-known models it comes with memest.
     ),
     "exit-codes": Topic(
         "what scripts can rely on",
-        """
-0 | done; for fits and advise: it fits
-1 | failure: a model that cannot be traced, a recording that differs
-2 | wrong usage: an option, a value or a file that cannot be
-3 | tight, too close to call; or fits by releasing cache, slowly (fits, advise)
-4 | does not fit (fits, advise)
-5 | unknown model or GPU
-6 | a package of an extra is missing
-7 | cannot say: something that is not priced may add memory (fits, advise); replay: no history
-130 | interrupted
-141 | the reader of a pipe is gone
-
-Data goes to standard output, everything else to standard error.
-""",
+        "\n"
+        + "".join(f"{int(code)} | {code.meaning}\n" for code in ExitCode)
+        + "\nData goes to standard output, everything else to standard error.\n",
     ),
     "environment": Topic(
         "variables that are read",

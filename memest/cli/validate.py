@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from memest.cli.console import Output, emit, write_out
+from memest.cli.exit_codes import ExitCode
 from memest.cli.flags import argument, shows, switch, value_flag
 from memest.errors import ConfigError
 from memest.files.texts import check_target
 
 __all__ = ["validate"]
-
-_FAILED = 1
 
 
 @shows()
@@ -99,7 +98,9 @@ def validate(
     if write_error is not None:
         raise write_error
     return (
-        0 if any(outcome.error is not None for outcome in validation_result.outcomes) else _FAILED
+        0
+        if any(outcome.error is not None for outcome in validation_result.outcomes)
+        else ExitCode.FAILURE
     )
 
 

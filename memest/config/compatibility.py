@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 
+from memest.config.generation import check_generation
 from memest.config.installed import installed_version
 from memest.config.kinds import (
     SDPA,
@@ -18,10 +19,12 @@ from memest.config.kinds import (
     Precision,
     SdpaBackend,
     Strategy,
+    Task,
     ZeroGradAt,
 )
-from memest.config.optimizers import facts_of, read_arguments
+from memest.config.optimizers import check_since, facts_of, typed_arguments
 from memest.config.pairs import refuse_pairs
+from memest.config.parallelism import check_stages_task
 from memest.config.quantization import Format
 from memest.config.training_options import SHARDS_AT_LOAD, TrainingOptions
 from memest.errors import ConfigError
@@ -54,6 +57,7 @@ def check(setup: TrainingOptions) -> None:
         _check_wrapped,
         _check_losses,
         _check_precision,
+        check_generation,
     ):
         rule(setup)
     if setup.torch_compile:
@@ -85,7 +89,8 @@ def _check_optimizer(setup: TrainingOptions) -> None:
         raise ConfigError(
             f"--weight-decay {decay} is out of range: it must be a finite number, 0 or more."
         )
-    read_arguments(setup.optimizer, setup.optim_args)
+    typed_arguments(setup.optimizer, setup.optim_args)
+    check_since(setup.optimizer, setup.software.torch, in_backward=setup.steps_in_backward)
     if setup.steps_in_backward:
         _in_backward(setup)
     targets, needs_targets = setup.optim_target_modules, facts_of(setup.optimizer).targets
@@ -180,6 +185,8 @@ def _check_shared_model(setup: TrainingOptions) -> None:
     distributed = setup.distributed
     if distributed.pp == 1 and not distributed.shares_model:
         return
+    if distributed.pp > 1 and setup.task is not Task.AUTO:
+        check_stages_task(setup.task)
     if distributed.tp > 1 and distributed.pp == 1 and distributed.strategy is Strategy.DDP:
         # ParallelismConfig.__post_init__ of accelerate 1.15, and its prepare_model
         raise ConfigError(

@@ -6,11 +6,18 @@ The names are those of ``TrainingArguments``: ``torch_compile``, ``torch_compile
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from memest.config.installed import installed_version, release
 from memest.errors import ConfigError, hint, not_legal
+
+if TYPE_CHECKING:
+    from memest.config.training_options import TrainingOptions
 
 __all__ = [
     "DEFAULT_CHUNKS",
     "FUSED_LOSSES",
+    "check_release",
     "fused_loss_words",
     "loss_and_chunks",
     "read_backend",
@@ -129,3 +136,20 @@ def _chunks(text: str, name: str) -> str:
             f"{_MAX_CHUNKS}."
         )
     return "" if int(text) == DEFAULT_CHUNKS else f":{int(text)}"
+
+
+def check_release(setup: TrainingOptions) -> None:
+    """The graphs of ``torch.compile`` are those of the installed PyTorch.
+
+    Raises:
+        ConfigError: another release is said to train.
+    """
+    declared, installed = setup.software.torch, installed_version("torch")
+    if declared is None or installed is None or declared == installed:
+        return
+    text = ".".join(map(str, declared))
+    raise ConfigError(
+        f"--software torch={text} and --torch-compile exclude each other here: the graphs are "
+        f"those of the installed torch {release('torch')}. Install the release that trains, "
+        "or leave one of them out."
+    )

@@ -11,9 +11,12 @@ import ast
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memest.errors import ConfigError, not_legal
+
+if TYPE_CHECKING:
+    from memest.config.training_options import TrainingOptions
 
 __all__ = [
     "DTYPES",
@@ -21,6 +24,7 @@ __all__ = [
     "NO_INPUTS",
     "InputSpec",
     "ModuleInputs",
+    "check_own_parts",
     "extent",
     "module_inputs_of",
     "names_in",
@@ -341,3 +345,28 @@ def _literal(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
+
+
+def check_own_parts(setup: TrainingOptions, module_inputs: ModuleInputs) -> None:
+    """Refuse options that a loss or a step of the user's own does not go with.
+
+    The loss of a shared sequence is the library's: every rank has a part of it.
+
+    Raises:
+        ConfigError: there is such an option.
+    """
+    has_step = module_inputs.step_fn is not None
+    what = "loss" if module_inputs.loss is not None else "step" if has_step else ""
+    if setup.distributed.sp > 1 and what:
+        raise ConfigError(
+            f"--sp {setup.distributed.sp}: a {what} of one's own is not priced with sequences "
+            "that GPUs share, whose losses the library joins (deepspeed_sp_compute_loss): leave it "
+            "or --sp out."
+        )
+    if has_step and setup.eval_batch is not None:
+        raise ConfigError("--eval-batch: an evaluation has no --step: leave one of them out.")
+    if has_step and setup.torch_compile:
+        raise ConfigError(
+            "--torch-compile compiles the model that a loop calls, and a step of one's own "
+            "calls what it likes: leave --torch-compile out, or give inputs and a loss."
+        )

@@ -82,6 +82,6 @@ def unverified_note() -> str:
     if not releases_text:
         return ""
     return (
-        f"traces were not verified with {' and '.join(releases_text)}: `memest env --check` "
+        f"traces were not verified with {' and '.join(releases_text)}: `memest selftest --full` "
         "compares them with real steps here"
     )

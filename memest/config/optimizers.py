@@ -6,8 +6,10 @@ one; torch's own optimizers beyond them have names in the same style.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from memest.errors import ConfigError, not_legal
 
@@ -15,9 +17,11 @@ __all__ = [
     "ALIASES",
     "OPTIMIZER_FACTS",
     "OptimizerFacts",
+    "check_since",
     "facts_of",
     "find_optimizer",
     "read_arguments",
+    "typed_arguments",
 ]
 
 
@@ -298,3 +302,77 @@ def read_arguments(optim: str, text: str) -> dict[str, str]:
             )
         values[name] = value
     return values
+
+
+def _is_true(text: str) -> bool:
+    return text.lower() in ("true", "1", "yes")
+
+
+_TYPES: dict[str, Callable[[str], Any]] = {
+    "nesterov": _is_true,
+    "centered": _is_true,
+    "ns_steps": int,
+}
+"""How arguments of torch's optimizers that are no floats are read."""
+_WHOLE = ("rank", "block_size")
+"""Arguments of libraries that are whole numbers from 1 on."""
+
+
+def typed_arguments(optim: str, text: str) -> dict[str, Any]:
+    """What ``optim_args`` says, as classes take it: numbers of torch's, else text.
+
+    Args:
+        optim: a modelled optimizer.
+        text: as for :func:`read_arguments`.
+
+    Raises:
+        ConfigError: as there, or a value that is no number where one is meant.
+    """
+    facts = facts_of(optim)
+    of_torch = not facts.kind and not facts.block_states
+    values: dict[str, Any] = {}
+    for name, value in read_arguments(optim, text).items():
+        values[name] = value
+        if name in _WHOLE and (not value.isdigit() or int(value) < 1):
+            raise ConfigError(
+                f"--optim-args {text!r}: {name} is {value!r}, and must be a whole number from 1 on."
+            )
+        if of_torch:
+            try:
+                values[name] = _TYPES.get(name, float)(value)
+            except ValueError:
+                raise ConfigError(
+                    f"--optim-args {text!r}: {name} is {value!r}, which is not a number."
+                ) from None
+        elif name in _WHOLE:
+            values[name] = int(value)
+    return values
+
+
+_MUON_SINCE = (2, 9)
+_POST_HOOKS = (2, 1)
+
+
+def check_since(optim: str, torch: tuple[int, int] | None, *, in_backward: bool) -> None:
+    """Whether the torch that will train has what an optimizer is made of.
+
+    Args:
+        optim: a modelled optimizer.
+        torch: (major, minor) that will train; None for the installed one, which has it.
+        in_backward: it steps there.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    if torch is None:
+        return
+    release = ".".join(map(str, torch))
+    if in_backward and torch < _POST_HOOKS and optim not in ("lomo", "adalomo"):
+        raise ConfigError(
+            f"--optim {optim} in backward needs hooks that torch has since 2.1, and {release} is "
+            "asked for."
+        )
+    if optim == "muon" and torch < _MUON_SINCE:
+        raise ConfigError(
+            f"--optim muon: torch.optim.Muon is there since torch 2.9, and {release} is asked for."
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from memest.config.kinds import (
     Rotate,
     Schedule,
     Strategy,
+    Task,
     choose,
     read_fsdp,
     read_rotate,
@@ -32,6 +33,8 @@ __all__ = [
     "Schedule",
     "StagePart",
     "Strategy",
+    "check_heads",
+    "check_stages_task",
 ]
 
 _TRACE_FIELDS = ("stage", "in_half", "adapters_in_full")
@@ -212,3 +215,36 @@ def _check_pipeline(run: ParallelOptions) -> None:
 
 ONE_GPU = Distributed()
 """One GPU, one process."""
+
+
+def check_heads(named: Callable[[str], Any], ranks: int) -> None:
+    """The heads of a model must go by the GPUs that share its layers.
+
+    Args:
+        named: what its configuration has under a name; None where it has none.
+        ranks: ``--tp``.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        count = named(name)
+        if isinstance(count, int) and count % ranks:
+            legal = [n for n in range(1, count + 1) if count % n == 0]
+            raise ConfigError(
+                f"--tp {ranks} does not divide the {count} heads of this model ({name}). Legal: "
+                f"{', '.join(map(str, legal))}."
+            )
+
+
+def check_stages_task(task: Task) -> None:
+    """Stages are those of a causal language model.
+
+    Raises:
+        ConfigError: the task is another one.
+    """
+    if task is not Task.CAUSAL_LM:
+        raise ConfigError(
+            f"--pp is priced for language models alone, and --task is {task}: stages pass on "
+            "hidden states, and the last one has the labels of the next words."
+        )

@@ -11,13 +11,18 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from memest.config.option import option
 from memest.errors import ConfigError, hint, not_legal
 from memest.files.texts import read_mapping
 
-__all__ = ["METHODS", "Format", "Quantization", "read_quantization"]
+if TYPE_CHECKING:
+    from memest.config.training_options import TrainingOptions
+
+__all__ = ["METHODS", "Format", "Quantization", "own_quantization", "read_quantization"]
+
+_Options = TypeVar("_Options", bound="TrainingOptions")
 
 
 class Format(enum.StrEnum):
@@ -309,3 +314,57 @@ def _flat(lists: Any, option: str) -> tuple[str, ...]:
         f"{option}: modules_in_block_to_quantize is {lists!r}, and must be lists of names, for "
         'example [["self_attn.q_proj"]].'
     )
+
+
+_NOT_MODELLED = (
+    "the checkpoint is quantised {}: the weights are priced as if they were not quantised"
+)
+
+
+def own_quantization(
+    config: Mapping[str, Any], setup: _Options
+) -> tuple[_Options, tuple[str, ...]]:
+    """The quantisation that a checkpoint has already, as its config says.
+
+    Args:
+        config: of the model, as written in its file.
+        setup: as asked for; a quantisation of its own is not touched.
+
+    Returns:
+        The setup with it, and what there is to say.
+
+    Raises:
+        ConfigError: the setup asks for another quantisation of packed weights, or the checkpoint
+            has one whose layers take other memory than is known.
+    """
+    settings = config.get("quantization_config")
+    if not isinstance(settings, Mapping):
+        return setup, ()
+    method = str(settings.get("quant_method", "bitsandbytes"))
+    is_packed, request = method in METHODS, setup.quantization
+    if request is not None and is_packed and request.format.value != method:
+        raise ConfigError(
+            f"The checkpoint is quantised by {method} already, and transformers quantises no "
+            f"{request.words} of it: drop that option, or name the model it was made of."
+        )
+    if method == "awq":
+        raise ConfigError(
+            "The checkpoint is quantised by awq, whose layers are not modelled: name the model it "
+            "was made of, with --load-in-4bit for a base of 4 bits, or a checkpoint of gptq."
+        )
+    if request is not None and not is_packed:
+        return setup, ()
+    if not is_packed and not method.startswith("bitsandbytes"):
+        return setup, (_NOT_MODELLED.format(f"by {method}, which is not modelled"),)
+    try:
+        quantization = read_quantization(settings, option="quantization_config of the checkpoint")
+    except ConfigError as error:
+        if not is_packed:
+            raise
+        return setup, (
+            _NOT_MODELLED.format(f"by {method} in a way that is not modelled ({error})"),
+        )
+    if is_packed and request is not None and quantization is not None:
+        quantization = dataclasses.replace(quantization, prepare=request.prepare)
+    setup = dataclasses.replace(setup, quantization=quantization)
+    return setup, ("the checkpoint is quantised already",)

@@ -171,6 +171,8 @@ def answer(
     wants_batch = bool(named_gpus) and max_batch
     looks_for_batch = wants_batch and not request.torch_compile  # each would be compiled for
     run = resolve_run(profiler, request, main.traits, ("batch", *vary) if looks_for_batch else vary)
+    say = profiler.progress or (lambda _: None)
+    say("replaying the allocator")
     setup, stream = run.setup, run.stream
     if snapshot is not None:
         from memest.estimation.snapshot_export import save_memory_history
@@ -195,6 +197,7 @@ def answer(
             if not isinstance(run, PipelineRun) and profiler.goes_by_sample(request, main.traits):
                 left_out.append(_TRACED_ANEW)
             else:
+                say("looking for the largest batch")
                 batch, safe = largest_batch(main, profiler, batch_request, replays.conf)
         except MissingDependencyError:
             left_out.append(_NO_LARGEST)

@@ -8,9 +8,10 @@ from typing import Any
 
 from memest.config.installed import bitsandbytes_version, release
 from memest.config.optimizers import facts_of
+from memest.config.packages import OPTIMIZER, library_needed
 from memest.config.parallelism import Strategy
 from memest.config.setup import Setup
-from memest.errors import MissingDependencyError
+from memest.estimation.early import say_import
 from memest.events import Trace, Weight
 from memest.profiles.cache import digest_of
 from memest.profiles.document import FORMAT, family_to_json, rule_to_json
@@ -203,13 +204,14 @@ class OptimizerTraces:
     def _trace(
         self, weights: tuple[Weight, ...], setup: Setup, gpu: GpuTraits, roles: Any
     ) -> Trace:
+        library = library_needed(setup.optimizer)
+        if library is not None:
+            library.check()
+        say_import(self._say)
         try:
             from memest.trace.training import trace_updates
         except ImportError as error:
-            raise MissingDependencyError(
-                "Tracing an optimizer needs torch and transformers: "
-                "pip install 'memest-gpu[torch]'."
-            ) from error
+            raise OPTIMIZER.missing() from error
         self._say(f"tracing {setup.optimizer}")
         return trace_updates(weights, setup, gpu, roles)
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memest.config.deepspeed import with_hidden_size
-from memest.config.inputs import NO_INPUTS, ModuleInputs
+from memest.config.inputs import NO_INPUTS, ModuleInputs, check_own_parts
 from memest.config.options import HARMLESS_ARGUMENTS, find_option
 from memest.config.parallelism import ONE_GPU
 from memest.config.setup import SdpaBackend, Setup
@@ -517,6 +517,7 @@ class Profiler:
     # -- sizes that the model takes
 
     def _sizes(self, profile: StepProfile, request: Setup) -> SizeAnswer:
+        check_own_parts(request, self._tracer.module_inputs)
         sizes = asked_sizes(request)
         known_answer = profile.sizing.find(sizes)
         if known_answer is not None and request.image_size in profile.model_cards:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from memest.config.inputs import NO_INPUTS, ModuleInputs
 from memest.config.installed import release
 from memest.config.optimizers import facts_of
+from memest.config.packages import TORCH
 from memest.config.setup import Setup
-from memest.errors import MemestError, MissingDependencyError, NotKnownError
+from memest.errors import MemestError, NotKnownError
+from memest.estimation.early import refuse_early, say_import
 from memest.estimation.question import Question
 from memest.events import Trace
 from memest.profiles.axes import Sizes, key_of, sizes_text, traced_setup, windows
@@ -194,15 +196,17 @@ class Tracer:
         meta_model = profile.meta_models.get(built_for)
         if meta_model is not None:
             return meta_model
-        self.say(f"{self._name}: building it on the meta device, without its weights")
+        refuse_early(self.source, request, self.module_inputs)
+        building = f"{self._name}: building it on the meta device, without its weights"
+        self._check_allowed(building)
+        say_import(self.say)
         try:
             import torch  # noqa: F401
         except ImportError as error:
-            raise MissingDependencyError(
-                "Tracing a model needs torch and transformers: pip install 'memest-gpu[torch]'."
-            ) from error
+            raise TORCH.missing() from error
         from memest.trace.session import build
 
+        self.say(building)
         inputs = self.module_inputs
         meta_model = build(
             traced_setup(request),
@@ -357,13 +361,16 @@ class Tracer:
         setup = traced_setup(question.setup)
         return evaluate_built(meta_model, setup, question.gpu, generates=generates, ranks=ranks)
 
+    def _check_allowed(self, text: str) -> None:
+        if self.refuses:
+            raise NotKnownError(f"{text} is needed, and only what is known was asked for.")
+
     def say(self, text: str) -> None:
         """Tell of something that takes a while.
 
         Raises:
             NotKnownError: it is refused.
         """
-        if self.refuses:
-            raise NotKnownError(f"{text} is needed, and only what is known was asked for.")
+        self._check_allowed(text)
         if self._progress is not None:
             self._progress(text)

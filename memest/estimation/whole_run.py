@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
-from memest.config.parallelism import Distributed, Strategy
-from memest.config.setup import Setup, Task
-from memest.errors import ConfigError
+from memest.config.parallelism import Distributed, Strategy, check_stages_task
+from memest.config.setup import Setup
 from memest.estimation.pipeline import PipelineRun, StageFamily, StageProgram, parts_of, pipeline_of
 from memest.estimation.profiler import Profiler
 from memest.estimation.question import Question
@@ -68,11 +67,7 @@ def _pipeline_run(profiler: Profiler, question: Question) -> PipelineRun:
         ConfigError: a model that cannot be cut, or not so.
     """
     setup = question.setup
-    if setup.task is not Task.CAUSAL_LM:
-        raise ConfigError(
-            f"--pp is priced for language models alone, and --task is {setup.task}: stages pass on "
-            "hidden states, and the last one has the labels of the next words."
-        )
+    check_stages_task(setup.task)
     model = profiler.meta_model(question).model
     from memest.trace.model.adapters import base_of
     from memest.trace.parallel.pipeline_stage import layers_of
@@ -186,46 +181,15 @@ def _with_generation(profiler: Profiler, run: Run, gpu: GpuTraits) -> Run:
     """The run with the generation that its setup names; the run itself where there is none.
 
     Raises:
-        ConfigError: the model cannot generate, or not spread over GPUs like this.
+        ConfigError: the model cannot generate.
         TraceError: something that a trace cannot follow.
     """
     setup = run.setup
     if setup.generation is None:
         return run
-    _check_generates_spread(setup)
     batch = setup.eval_batch or setup.batch
     generation_setup = replace(setup, batch=batch, padded=False, batching=None, padding_free=False)
     return replace(run, generation=profiler.generation(generation_setup, gpu))
-
-
-def _check_generates_spread(setup: Setup) -> None:
-    """Where several GPUs generate otherwise than with the hooks of their modules.
-
-    Raises:
-        ConfigError: such a setup.
-    """
-    distributed = setup.distributed
-    if distributed.pp > 1:
-        raise ConfigError(
-            f"--generate and --pp {distributed.pp} exclude each other: generate calls a whole "
-            "model, of "
-            "which a GPU has stages here, and torch's schedules run micro-batches of one shape "
-            "without caches. Leave one of them out."
-        )
-    flags = {"--ep": distributed.ep, "--cp": distributed.cp, "--sp": distributed.sp}
-    flag = next((flag for flag, degree in flags.items() if degree > 1), "")
-    if distributed.tp > 1 and distributed.strategy is Strategy.FSDP and not flag:
-        flag = f"--fsdp {distributed.fsdp} and --tp"
-    if flag:
-        raise ConfigError(
-            f"--generate is not priced together with {flag} yet, and memest does not guess: leave "
-            "one of them out."
-        )
-    if distributed.strategy is Strategy.FSDP and distributed.fsdp_version == 1:
-        raise ConfigError(
-            "--generate is not priced together with --fsdp-version 1: the Trainer gathers the "
-            "whole model there (summon_full_params) before it generates. Use --fsdp-version 2."
-        )
 
 
 def generation_notes(setup: Setup) -> Iterator[str]:

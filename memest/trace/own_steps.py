@@ -111,8 +111,6 @@ def check_own_step(setup: Setup, step: OwnStep) -> None:
         ConfigError: there is such an option.
     """
     defaults = Setup()
-    if setup.eval_batch is not None:
-        raise ConfigError("--eval-batch: an evaluation has no --step: leave one of them out.")
     if step.optimizers is None:
         return
     for name, flag in (

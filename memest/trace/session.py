@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from memest.catalog.resolve import ModelSource
-from memest.config.inputs import ModuleInputs
+from memest.config.inputs import ModuleInputs, check_own_parts
+from memest.config.quantization import own_quantization
 from memest.config.setup import Attention, Precision, Setup
 from memest.errors import ConfigError
 from memest.events import Phase, Trace
@@ -58,7 +59,7 @@ from memest.trace.model.build import (
 from memest.trace.model.factories import container
 from memest.trace.model.noise import add_noise
 from memest.trace.model.packed import pack
-from memest.trace.model.quantization import Loading, own_quantization, quantize
+from memest.trace.model.quantization import Loading, quantize
 from memest.trace.model.stacks import find_stacks, shallow
 from memest.trace.model.twins import twin_of
 from memest.trace.own_steps import OWN_SETUP, OwnStep, check_own_step, resolve_step
@@ -75,7 +76,7 @@ from memest.trace.parallel.tensor_parallel import (
     quiet_shapes,
     shard_model,
 )
-from memest.trace.parallel.ulysses import check_evaluates, check_own_loss, shared_sequence
+from memest.trace.parallel.ulysses import check_evaluates, shared_sequence
 from memest.trace.parallel.ulysses_batches import collated_for
 from memest.trace.training import TracePlan, plan_to_compose, trace_training
 from memest.workspaces.operator_call import GpuTraits
@@ -146,12 +147,6 @@ def build(
     module_inputs = ModuleInputs(
         inputs=inputs, loss=loss, step_fn=step_fn, dims=dims, model_args=model_args
     )
-    check_own_loss(setup, module_inputs)
-    if source is not None and source.kind != "factory" and model_args:
-        raise ConfigError(
-            f"--model-arg {model_args[0][0]}: {source.id} is built from its configuration: write "
-            "MODEL?name=value to change that. Arguments are for package.module:factory."
-        )
     if source is None:
         return _from_module(setup, module, module_inputs)
     if source.kind == "factory":
@@ -175,7 +170,7 @@ def _from_factory(setup: Setup, source: ModelSource, module_inputs: ModuleInputs
     built_model = _adapt_model(built_model, setup)
     if module_inputs.loss is None and module_inputs.step_fn is None:
         module_inputs = replace(module_inputs, loss=built_model.loss)
-        check_own_loss(setup, module_inputs)
+        check_own_parts(setup, module_inputs)
     if module_inputs.inputs is None and built_model.inputs is not None:
         module_inputs = replace(module_inputs, inputs=built_model.inputs)
     return _run_with_batch(setup, built_model, module_inputs)

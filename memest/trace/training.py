@@ -149,11 +149,6 @@ def trace_training(
         run.call, run.split, run.ulysses_batches = call, split, ulysses_batches
         if run.stepper is not None:
             stack.callback(run.stepper.remove)
-        if own_step is not None and setup.torch_compile:
-            raise ConfigError(
-                "--torch-compile compiles the model that a loop calls, and a step of one's own "
-                "calls what it likes: leave --torch-compile out, or give inputs and a loss."
-            )
         stack.enter_context(compile_model(run, setup, gpu))
         recorder.ends_after = plan.ends_after
         if own_step is not None and own_step.optimizers is not None:

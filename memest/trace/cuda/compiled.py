@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from memest.config.installed import installed_version
+from memest.config.compilation import check_release
 from memest.config.setup import Setup
 from memest.errors import ConfigError, MemestError, TraceError
 from memest.trace.cuda.devices import without_modes
@@ -48,7 +48,7 @@ def compile_model(
         return
     import torch._dynamo as dynamo
 
-    _same_release(setup)
+    check_release(setup)
     watch = CodeWatch()
     codes: list[Code] = []
 
@@ -77,22 +77,6 @@ def compile_model(
         finally:
             run.compiled_model = None
             dynamo.reset()
-
-
-def _same_release(setup: Setup) -> None:
-    """The graphs are those of the installed PyTorch.
-
-    Raises:
-        ConfigError: another release is said to train.
-    """
-    declared_release, installed_release = setup.software.torch, installed_version("torch")
-    if declared_release is not None and declared_release != installed_release:
-        text = ".".join(map(str, declared_release))
-        raise ConfigError(
-            f"--software torch={text} and --torch-compile exclude each other here: the graphs are "
-            f"those of the installed torch {torch.__version__}. Install the release that trains, "
-            "or leave one of them out."
-        )
 
 
 def _compile(step: Callable[[], None]) -> None:

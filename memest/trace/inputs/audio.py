@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
+from memest.config.positions import check_length
 from memest.config.setup import Setup, Task
 from memest.trace.inputs.tensors import (
     BatchPlan,
     BatchSizes,
     TensorPlan,
     attention_mask,
-    check_length,
     class_labels,
     floats,
     labels,

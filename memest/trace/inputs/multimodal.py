@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from memest.config.positions import max_positions
 from memest.config.setup import Setup
 from memest.errors import ConfigError
 from memest.trace.inputs.audio import FRAME_RATE, WINDOW_SECONDS, seconds_of
@@ -25,7 +26,6 @@ from memest.trace.inputs.tensors import (
     attention_mask,
     floats,
     labels,
-    max_positions,
     pixels,
     target_length,
     tokens,

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from memest.config.positions import TARGET_POSITIONS, check_length, max_targets
 from memest.config.setup import Setup
-from memest.errors import ConfigError
 from memest.trace.cuda.known_values import attach
 from memest.trace.model.adjust import end_token
 from memest.trace.model.build import BuiltModel
@@ -20,12 +20,10 @@ __all__ = [
     "BatchSizes",
     "TensorPlan",
     "attention_mask",
-    "check_length",
     "class_labels",
     "floats",
     "forward_parameters",
     "labels",
-    "max_positions",
     "pixels",
     "realise",
     "target_length",
@@ -34,29 +32,6 @@ __all__ = [
 
 # a word of any vocabulary: neither padding nor a special token of the families at hand
 WORD = 5
-# n_positions is there but positions are relative, or sinusoidal without a table
-_UNBOUNDED = frozenset(
-    """t5 mt5 umt5 longt5 xlnet bloom mpt mamba mamba2 falcon_mamba pix2struct xglm m2m_100
-    recurrent_gemma jamba zamba zamba2 nemotron_h speecht5""".split()
-)
-# the table begins after the padding index
-_POSITION_OFFSET = frozenset(
-    """roberta xlm-roberta xlm-roberta-xl camembert bertweet longformer mpnet data2vec-text
-    roberta-prelayernorm esm layoutlmv3 luke xmod""".split()
-)
-_LIMITS = (
-    "max_position_embeddings",
-    "max_encoder_position_embeddings",
-    "n_positions",
-    "n_ctx",
-    "max_seq_len",
-    "seq_length",
-)
-_TARGET_LIMITS = (
-    "max_target_positions",
-    "max_decoder_position_embeddings",
-    "max_position_embeddings",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,34 +102,17 @@ def realise(plans: tuple[TensorPlan, ...], device: str = "meta") -> dict[str, An
 # -- lengths ---------------------------------------------------------------------------------------
 
 
-def max_positions(config: Any) -> int | None:
-    """How many tokens the position table holds, None where there is no bound."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    if text.model_type in _UNBOUNDED or config.model_type in _UNBOUNDED:
-        return None
-    for name in _LIMITS:
-        value = getattr(text, name, None)
-        if isinstance(value, int) and value > 0:
-            return value - 2 if text.model_type in _POSITION_OFFSET else value
-    return None
-
-
 def target_length(config: Any, setup: Setup, default: int, *, reason: str) -> tuple[int, list[str]]:
     """The length of a decoder's target: as asked, else ``default`` capped by its positions.
 
     Raises:
         ConfigError: longer than the decoder's position table.
     """
-    limit = None
-    if config.model_type not in _UNBOUNDED:
-        limit = next(
-            (v for name in _TARGET_LIMITS if isinstance(v := getattr(config, name, None), int)),
-            None,
-        )
+    limit = max_targets(config)
     if setup.target_len is None:
         length = min(default, limit) if limit else default
         return length, [f"target length {length}, {reason} (--target-len sets it)"]
-    check_length("target-len", setup.target_len, limit, "target positions of this model")
+    check_length("target-len", setup.target_len, limit, TARGET_POSITIONS)
     return setup.target_len, []
 
 
@@ -204,19 +162,6 @@ def floats(name: str, *shape: int) -> TensorPlan:
 def pixels(*shape: int) -> TensorPlan:
     """Images as processors return them."""
     return floats("pixel_values", *shape)
-
-
-def check_length(option: str, length: float, limit: float | None, what: str) -> None:
-    """Refuse what is longer than a model takes.
-
-    Raises:
-        ConfigError: it is longer than the limit.
-    """
-    if limit and length > limit:
-        raise ConfigError(
-            f"--{option} {length:g} is longer than the {limit:g} {what}. Use --{option} {limit:g} "
-            "or less."
-        )
 
 
 def class_labels(built_model: BuiltModel, batch: int) -> TensorPlan:

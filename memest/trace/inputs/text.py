@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from memest.config.positions import check_length, length_limit
 from memest.config.setup import Setup, Task
 from memest.errors import ConfigError
 from memest.trace.inputs.tensors import (
@@ -15,10 +16,8 @@ from memest.trace.inputs.tensors import (
     BatchSizes,
     TensorPlan,
     attention_mask,
-    check_length,
     class_labels,
     labels,
-    max_positions,
     pixels,
     target_length,
     tokens,
@@ -43,15 +42,11 @@ def seq_len_of(built_model: BuiltModel, setup: Setup) -> tuple[int, list[str]]:
     Raises:
         ConfigError: longer than the position table.
     """
-    limit = max_positions(built_model.config)
-    virtual = 0 if setup.adapter is None else setup.adapter.virtual_tokens
-    if limit and virtual:
-        limit = max(limit - virtual, 1)
+    limit, what = length_limit(built_model.config, setup)
     if setup.seq_len is None:
         length = min(DEFAULT_SEQ_LEN, limit) if limit else DEFAULT_SEQ_LEN
         return length, [f"sequence length {length} (not given; --seq-len sets it)"]
-    beside = f" beside {virtual} virtual tokens" if virtual else ""
-    check_length("seq-len", setup.seq_len, limit, f"positions of this model{beside}")
+    check_length("seq-len", setup.seq_len, limit, what)
     return setup.seq_len, []
 
 

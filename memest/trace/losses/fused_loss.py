@@ -14,7 +14,6 @@ which the Trainer calls for ``use_liger_kernel``.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import logging
 import sys
 import types
@@ -26,7 +25,8 @@ from unittest import mock
 import torch
 
 from memest.config.compilation import loss_and_chunks
-from memest.errors import ConfigError, MissingDependencyError
+from memest.config.packages import CUT_CROSS_ENTROPY, LIGER
+from memest.errors import ConfigError
 from memest.trace.cuda.no_triton import Library, without_triton
 from memest.trace.losses.chunked import (
     parts_of,
@@ -46,14 +46,6 @@ _CUT = Library(
     # compiled alone, these helpers (an argsort, a softcap) allocate what they do eagerly
     (("@torch.compile(fullgraph=True, dynamic=True)", ""),),
 )
-
-
-def _check_installed(library: Library, option: str, package: str) -> None:
-    if importlib.util.find_spec(library.name) is None:
-        raise MissingDependencyError(
-            f"{option} is priced by tracing {package}, which is not installed: pip install "
-            f"--no-deps {package}"
-        )
 
 
 def _prepare() -> None:
@@ -97,7 +89,7 @@ def _cut_cross_entropy(base: Any, gpu: GpuTraits) -> Iterator[None]:
     ``linear_cross_entropy(..., shift=True)``, with the sum of the losses divided by the number of
     items where the Trainer gives one, as patches of this loss do.
     """
-    _check_installed(_CUT, "--fused-loss cce", "cut-cross-entropy")
+    CUT_CROSS_ENTROPY.check()
     decoder, head, softcap = _parts(base)
     with (
         mock.patch.object(torch.cuda, "get_device_capability", return_value=gpu.capability),
@@ -196,7 +188,7 @@ def apply_liger(model: torch.nn.Module, gpu: GpuTraits) -> Iterator[None]:
         MissingDependencyError: liger-kernel is not installed.
         ConfigError: Liger has no kernels for this kind of model.
     """
-    _check_installed(_LIGER, "--use-liger-kernel", "liger-kernel")
+    LIGER.check()
     properties = types.SimpleNamespace(
         multi_processor_count=gpu.sm_count, major=gpu.capability[0], minor=gpu.capability[1]
     )

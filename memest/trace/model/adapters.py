@@ -21,8 +21,9 @@ from unittest import mock
 import torch
 
 from memest.config.adapter import Adapter
+from memest.config.packages import ADAPTERS
 from memest.config.setup import Setup, Task
-from memest.errors import ConfigError, MemestError, MissingDependencyError, closest
+from memest.errors import ConfigError, MemestError, closest
 from memest.trace.model.build import move_to_meta
 from memest.trace.model.packed import register_packed_layers
 from memest.trace.model.parts import modules_of_parts
@@ -73,10 +74,7 @@ def add_adapter(
         with quiet():  # it loads bitsandbytes where that is installed
             import peft
     except ImportError as error:
-        raise MissingDependencyError(
-            "Adapters (--lora-r, --peft) are built by peft, which is not installed: pip install "
-            "'memest-gpu[peft]'."
-        ) from error
+        raise ADAPTERS.missing() from error
     config, notes = _config(adapter, task)
     _leave_out(config, model, setup)
     register_packed_layers(config, model, adapter.method)

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from memest.catalog.resolve import ModelSource
+from memest.config.packages import TRANSFORMERS
 from memest.config.setup import Attention, Dtype, Setup, Task, read_casts
 from memest.errors import (
     ConfigError,
     MemestError,
-    MissingDependencyError,
     ModelLoadError,
     closest,
 )
@@ -93,9 +93,7 @@ def build_model(source: ModelSource, setup: Setup) -> BuiltModel:
     try:
         import transformers
     except ImportError as error:
-        raise MissingDependencyError(
-            "Tracing a model by name needs torch and transformers: pip install 'memest-gpu[torch]'."
-        ) from error
+        raise TRANSFORMERS.missing() from error
     transformers.logging.set_verbosity_error()
     config = _config(source, transformers)
     if setup.num_labels is not None:

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
 import torch
 
-from memest.config.quantization import METHODS, Format, Quantization, read_quantization
+from memest.config.packages import BITSANDBYTES, PREPARATION
+from memest.config.quantization import Format, Quantization
 from memest.config.release_defaults import release_default
 from memest.config.setup import Setup
-from memest.errors import ConfigError, MissingDependencyError
+from memest.errors import ConfigError
 from memest.trace.legacy.peft import prepare_int8
 
 __all__ = [
@@ -31,7 +32,6 @@ __all__ = [
     "companions",
     "is_quantized",
     "num_elements",
-    "own_quantization",
     "prepare_kbit",
     "quantize",
     "quantize_weight",
@@ -39,11 +39,6 @@ __all__ = [
     "restore_biases",
     "twins_on_meta",
 ]
-
-
-_NOT_MODELLED = (
-    "the checkpoint is quantised {}: the weights are priced as if they were not quantised"
-)
 
 
 @dataclass(slots=True)
@@ -70,19 +65,12 @@ def bitsandbytes() -> Any:
     Raises:
         MissingDependencyError: it is not installed.
     """
+    BITSANDBYTES.check()
     try:
         with quiet():
             import bitsandbytes
     except ImportError as error:
-        raise MissingDependencyError(
-            "Quantised bases (--load-in-4bit, --load-in-8bit) are built by bitsandbytes, which is "
-            "not installed: pip install 'memest-gpu[peft]'."
-        ) from error
-    if not hasattr(torch.ops.bitsandbytes, "gemm_4bit"):
-        raise MissingDependencyError(
-            f"bitsandbytes {bitsandbytes.__version__} is older than what memest traces: pip "
-            "install 'bitsandbytes>=0.50'."
-        )
+        raise BITSANDBYTES.missing() from error
     return bitsandbytes
 
 
@@ -95,52 +83,6 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
-
-
-def own_quantization(config: Mapping[str, Any], setup: Setup) -> tuple[Setup, tuple[str, ...]]:
-    """The quantisation that a checkpoint has already, as its config says.
-
-    Args:
-        config: of the model, as written in its file.
-        setup: as asked for; a quantisation of its own is not touched.
-
-    Returns:
-        The setup with it, and what there is to say.
-
-    Raises:
-        ConfigError: the setup asks for another quantisation of packed weights, or the checkpoint
-            has one whose layers take other memory than is known.
-    """
-    settings = config.get("quantization_config")
-    if not isinstance(settings, Mapping):
-        return setup, ()
-    method = str(settings.get("quant_method", "bitsandbytes"))
-    is_packed, request = method in METHODS, setup.quantization
-    if request is not None and is_packed and request.format.value != method:
-        raise ConfigError(
-            f"The checkpoint is quantised by {method} already, and transformers quantises no "
-            f"{request.words} of it: drop that option, or name the model it was made of."
-        )
-    if method == "awq":
-        raise ConfigError(
-            "The checkpoint is quantised by awq, whose layers are not modelled: name the model it "
-            "was made of, with --load-in-4bit for a base of 4 bits, or a checkpoint of gptq."
-        )
-    if request is not None and not is_packed:
-        return setup, ()
-    if not is_packed and not method.startswith("bitsandbytes"):
-        return setup, (_NOT_MODELLED.format(f"by {method}, which is not modelled"),)
-    try:
-        quantization = read_quantization(settings, option="quantization_config of the checkpoint")
-    except ConfigError as error:
-        if not is_packed:
-            raise
-        return setup, (
-            _NOT_MODELLED.format(f"by {method} in a way that is not modelled ({error})"),
-        )
-    if is_packed and request is not None and quantization is not None:
-        quantization = replace(quantization, prepare=request.prepare)
-    return replace(setup, quantization=quantization), ("the checkpoint is quantised already",)
 
 
 def quantize(
@@ -367,10 +309,7 @@ def prepare_kbit(model: Any, loading: Loading, setup: Setup) -> list[str]:
     try:
         import peft
     except ImportError as error:
-        raise MissingDependencyError(
-            "prepare_model_for_kbit_training is peft's, which is not installed: pip install "
-            "'memest-gpu[peft]', or add --no-prepare-kbit."
-        ) from error
+        raise PREPARATION.missing() from error
     dtypes_before = {id(parameter): parameter.dtype for parameter in model.parameters()}
     if release_default("prepare_kbit", setup.software).value == "layer_norm":
         prepare_int8(model)

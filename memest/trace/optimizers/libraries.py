@@ -17,9 +17,10 @@ from unittest import mock
 
 import torch
 
-from memest.config.optimizers import facts_of, read_arguments
+from memest.config.optimizers import facts_of, typed_arguments
+from memest.config.packages import library_of
 from memest.config.setup import Setup
-from memest.errors import ConfigError, MissingDependencyError
+from memest.errors import ConfigError
 from memest.trace.model.roles import Roles
 from memest.trace.optimizers.stepping import StatesAlone
 from memest.trace.recorder import Recorder
@@ -42,11 +43,9 @@ def library_class(optim: str) -> Any:
             warnings.simplefilter("ignore")
             return getattr(import_module(facts.module), facts.kind)
     except ImportError as error:
-        package = facts.package or facts.module
-        raise MissingDependencyError(
-            f"--optim {optim} is priced by tracing {package}, which is not installed: pip "
-            f"install {package}"
-        ) from error
+        library = library_of(optim)
+        assert library is not None
+        raise library.missing() from error
 
 
 def make_library(setup: Setup, groups: list[dict[str, Any]], recorder: Recorder) -> Any:
@@ -57,12 +56,13 @@ def make_library(setup: Setup, groups: list[dict[str, Any]], recorder: Recorder)
         groups: as the library takes them.
         recorder: told what is assumed.
     """
-    facts, arguments = facts_of(setup.optimizer), read_arguments(setup.optimizer, setup.optim_args)
+    facts = facts_of(setup.optimizer)
+    arguments = typed_arguments(setup.optimizer, setup.optim_args)
     if not facts.kind:
         return None
     options: dict[str, Any] = dict(facts.options)
     if "block_size" in facts.arguments:
-        options["block_size"] = _positive_integer(setup, "block_size", 256)
+        options["block_size"] = arguments.get("block_size", 256)
     if "kahan_sum" in arguments:
         options["kahan_sum"] = True  # the Trainer reads it with bool(): any text is true
     if facts.targets:
@@ -113,9 +113,9 @@ def low_rank_groups(
             "all-linear, or for example '.*(attn|mlp).*'. Linear layers of this model: "
             f"{', '.join(sorted(n.removesuffix('.weight') for n in roles.linear)[:4]) or 'none'}."
         )
-    arguments = read_arguments(setup.optimizer, setup.optim_args)
+    arguments = typed_arguments(setup.optimizer, setup.optim_args)
     options: dict[str, Any] = {
-        "rank": _positive_integer(setup, "rank", _RANK),
+        "rank": arguments.get("rank", _RANK),
         "update_proj_gap": 1,  # every traced step renews the projections, as every so many do
         "scale": 1.0,  # a factor
         "proj_type": arguments.get("proj_type", "std"),
@@ -127,17 +127,6 @@ def low_rank_groups(
     projected_weights = [p for name, p in named_weights if name in targets]
     groups = [{"params": rest}, {"params": projected_weights, **options}]
     return [group for group in groups if group["params"]]
-
-
-def _positive_integer(setup: Setup, argument: str, default: int) -> int:
-    """A number of ``--optim-args`` that must be 1 or more."""
-    text = read_arguments(setup.optimizer, setup.optim_args).get(argument, str(default))
-    if not text.isdigit() or int(text) < 1:
-        raise ConfigError(
-            f"--optim-args {setup.optim_args!r}: {argument} is {text!r}, and must be a whole "
-            "number from 1 on."
-        )
-    return int(text)
 
 
 def is_target(patterns: str | tuple[str, ...], module: str) -> bool:

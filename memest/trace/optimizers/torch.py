@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from memest.config.installed import bitsandbytes_version
-from memest.config.optimizers import facts_of, read_arguments
+from memest.config.optimizers import facts_of, typed_arguments
 from memest.config.setup import Loop, Setup
 from memest.errors import ConfigError
 from memest.events import Category, Weight
@@ -58,22 +58,8 @@ _IMPLEMENTATIONS = {
 _KNOWS_BLOCKS = (4, 19)
 """Before, people handed bitsandbytes' optimizers to the Trainer, which then made no exceptions:
 "Add support for bitsandbytes", transformers pull request 15622, is later than 4.18."""
-_MUON_SINCE = (2, 9)
-_POST_HOOKS = (2, 1)
 _HALF = (torch.float16, torch.bfloat16)
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE)
-
-
-def _is_true(text: str) -> bool:
-    return text.lower() in ("true", "1", "yes")
-
-
-_ARGUMENT_TYPES: dict[str, Callable[[str], Any]] = {
-    "nesterov": _is_true,
-    "centered": _is_true,
-    "ns_steps": int,
-}
-"""How arguments that are no floats are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,15 +161,10 @@ def in_backward(
     """The optimizer of this setup, hooked to a model that is on its device.
 
     Raises:
-        ConfigError: nothing trains, or this torch has no such hooks.
+        ConfigError: nothing trains.
     """
     parameters = named_parameters(model)
     check_trainable([n.parameter.requires_grad for n in parameters], setup)
-    if torch_version < _POST_HOOKS and setup.optimizer not in ("lomo", "adalomo"):
-        raise ConfigError(
-            f"--optim {setup.optimizer} in backward needs hooks that torch has since 2.1, and "
-            f"{torch_version[0]}.{torch_version[1]} is asked for."
-        )
     factory = _OptimizerFactory(
         setup, recorder, torch_version, functools.cache(lambda: roles_of(model))
     )
@@ -257,15 +238,7 @@ class _OptimizerFactory:
         network hidden layers. Other parameters, such as bias, and embedding, should be optimized
         by a standard method such as AdamW"; the output head counts as the embedding that it often
         is.
-
-        Raises:
-            ConfigError: this torch has no Muon.
         """
-        if self.torch_version < _MUON_SINCE:
-            raise ConfigError(
-                "--optim muon: torch.optim.Muon is there since torch 2.9, and "
-                f"{self.torch_version[0]}.{self.torch_version[1]} is asked for."
-            )
         roles = self.roles()
         not_hidden = roles.embeddings | roles.head
         matrices: list[Any] = []
@@ -308,16 +281,7 @@ class _OptimizerFactory:
 
     def _arguments(self) -> dict[str, Any]:
         """What ``--optim-args`` says, as torch's classes take it."""
-        text = self.setup.optim_args
-        arguments: dict[str, Any] = {}
-        for name, value in read_arguments(self.setup.optimizer, text).items():
-            try:
-                arguments[name] = _ARGUMENT_TYPES.get(name, float)(value)
-            except ValueError:
-                raise ConfigError(
-                    f"--optim-args {text!r}: {name} is {value!r}, which is not a number."
-                ) from None
-        return arguments
+        return typed_arguments(self.setup.optimizer, self.setup.optim_args)
 
 
 def check_trainable(trains: Sequence[bool], setup: Setup) -> None:

@@ -16,7 +16,7 @@ from unittest import mock
 
 import torch
 
-from memest.config.parallelism import Distributed, Fsdp
+from memest.config.parallelism import Distributed, Fsdp, check_heads
 from memest.errors import ConfigError
 from memest.trace.cues import OWN_UNITS
 from memest.trace.parallel.expert_parallel import check_has_experts, own_units
@@ -121,7 +121,8 @@ def shard_model(model: Any, meshes: Meshes, distributed: Distributed) -> None:
             "mistral, qwen3, gemma3, mixtral or gpt_neox. Leave --tp out; --fsdp full_shard shards "
             "any model."
         )
-    _check_divides(model.config.get_text_config(), ranks)
+    text = model.config.get_text_config()
+    check_heads(lambda name: getattr(text, name, None), ranks)
     if meshes.ep is not None:
         check_has_experts(model, distributed.ep)
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
@@ -163,17 +164,6 @@ def config_of(distributed: Distributed) -> Any:
     elif distributed.ep == 1:
         return DistributedConfig(tp_size=distributed.tp)
     return DistributedConfig(tp_size=distributed.tp, fsdp_size=copies, ep_size=distributed.ep)
-
-
-def _check_divides(config: Any, ranks: int) -> None:
-    for name in ("num_attention_heads", "num_key_value_heads"):
-        count = getattr(config, name, None)
-        if isinstance(count, int) and count % ranks:
-            legal = [n for n in range(1, count + 1) if count % n == 0]
-            raise ConfigError(
-                f"--tp {ranks} does not divide the {count} heads of this model ({name}). Legal: "
-                f"{', '.join(map(str, legal))}."
-            )
 
 
 def check_adapters(model: Any, ranks: int) -> None:

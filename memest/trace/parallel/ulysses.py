@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from memest.config.inputs import ModuleInputs
 from memest.config.setup import Setup
 from memest.errors import ConfigError
 from memest.trace.cuda.known_values import attach
@@ -25,7 +24,6 @@ from memest.trace.parallel.ulysses_batches import UlyssesBatches
 __all__ = [
     "SharedHeads",
     "check_evaluates",
-    "check_own_loss",
     "check_shares_heads",
     "shared_sequence",
 ]
@@ -143,27 +141,6 @@ def check_evaluates(model: Any, setup: Setup) -> None:
         f"no heads, find it changed. Write --sp {key_heads} or less, or --attn-implementation "
         "flash_attention_2."
     )
-
-
-def check_own_loss(setup: Setup, module_inputs: ModuleInputs) -> None:
-    """The loss of a shared sequence is the library's: every rank has a part of it.
-
-    Raises:
-        ConfigError: a loss or a step of the user's own.
-    """
-    what = (
-        "loss"
-        if module_inputs.loss is not None
-        else "step"
-        if module_inputs.step_fn is not None
-        else ""
-    )
-    if setup.distributed.sp > 1 and what:
-        raise ConfigError(
-            f"--sp {setup.distributed.sp}: a {what} of one's own is not priced with sequences "
-            "that GPUs share, whose losses the library joins (deepspeed_sp_compute_loss): leave it "
-            "or --sp out."
-        )
 
 
 class _Exchange(torch.autograd.Function):

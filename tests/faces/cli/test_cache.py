@@ -69,7 +69,10 @@ def test_nothing_is_kept(folder, capsys):
 
 def test_the_path_alone(folder, capsys):
     assert ask(capsys, "--path") == (0, f"{folder}\n", "")
-    assert json.loads(ask(capsys, "--path", "--json")[1]) == {"path": str(folder)}
+    assert json.loads(ask(capsys, "--path", "--json")[1]) == {
+        "schema_version": 1,
+        "path": str(folder),
+    }
 
 
 def test_golden(folder, capsys, golden, monkeypatch):

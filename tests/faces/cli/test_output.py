@@ -1,11 +1,15 @@
 """What the commands write, and where: run in this process with estimates built by hand."""
 
+import io
 import json
 import sys
+import time
 
 import pytest
 
 import memest.estimation.estimate
+from memest.cli import console
+from memest.cli.console import Output
 from memest.cli.main import run
 from memest.config.installed import DISTRIBUTION
 from memest.config.setup import Setup
@@ -164,6 +168,36 @@ def test_progress_is_for_terminals(answer, capsys, monkeypatch):
     assert callable(calls[-1][1]["progress"])
     assert run(["estimate", "m", "--json"]) == 0
     assert calls[-1][1]["progress"] is None
+
+
+def test_what_is_said_first_is_shown_although_nothing_follows(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(console, "_SHOW_AFTER_SECONDS", 0.01)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Output().progress() as show:
+        show("importing torch")
+        for _ in range(500):
+            if "importing torch" in terminal.getvalue():
+                break
+            time.sleep(0.01)
+    assert "importing torch" in terminal.getvalue()
+
+
+def test_what_is_over_soon_is_not_shown(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(console, "_SHOW_AFTER_SECONDS", 60)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Output().progress() as show:
+        show("importing torch")
+    assert terminal.getvalue() == ""
 
 
 def test_models(capsys):

@@ -11,7 +11,7 @@ import memest
 from memest.calibration import drift
 from memest.calibration.campaign import Campaign, read_campaign
 from memest.calibration.case import case_from_dict
-from memest.cli import env
+from memest.cli import selftest
 from memest.cli.main import run
 from memest.config import installed
 
@@ -59,8 +59,8 @@ def test_a_difference_is_found_and_is_the_exit_code(one_case, monkeypatch, capsy
         return dataclasses.replace(found, prediction=prediction)
 
     monkeypatch.setattr(drift, "pair", off)
-    assert run(["env", "--check", "--json"]) == 1
-    (case,) = json.loads(capsys.readouterr().out)["check"]["cases"]
+    assert run(["selftest", "--full", "--json"]) == 1
+    (case,) = json.loads(capsys.readouterr().out)["drift"]["cases"]
     assert case["agrees"] is False
     assert case["error"] == pytest.approx(0.01, rel=0.01)
 
@@ -69,7 +69,7 @@ def test_a_model_that_cannot_run_is_told_and_is_drift(monkeypatch, capsys):
     broken = {**TINY, "setup": {**TINY["setup"], "seq_len": 100_000}}
     campaign = Campaign(name="check", cases=(case_from_dict(broken),))
     monkeypatch.setattr(drift, "read_campaign", lambda _: campaign)
-    assert run(["env", "--check"]) == 1
+    assert run(["selftest", "--full"]) == 1
     out = capsys.readouterr().out
     assert "not compared: " in out
     assert "Traceback" not in out
@@ -82,7 +82,7 @@ def test_other_releases_are_told_in_the_estimate(monkeypatch):
         installed, "installed_version", lambda name: (9, 1) if name == "torch" else real(name)
     )
     assert installed.unverified_note() == (
-        "traces were not verified with torch 9.1 (verified: 2.11, 2.13): `memest env --check` "
+        "traces were not verified with torch 9.1 (verified: 2.11, 2.13): `memest selftest --full` "
         "compares them with real steps here"
     )
     answer = memest.estimate("prajjwal1/bert-tiny", batch=2, seq_len=16, software="torch=2.13")
@@ -90,8 +90,8 @@ def test_other_releases_are_told_in_the_estimate(monkeypatch):
 
 
 def test_without_torch_nothing_is_checked_and_it_says_why(monkeypatch, capsys):
-    monkeypatch.setattr(env, "installed_version", lambda name: None)
-    assert run(["env", "--check"]) == 6
+    monkeypatch.setattr(selftest, "release", lambda name: None)
+    assert run(["selftest", "--full"]) == 6
     said = capsys.readouterr()
     assert said.out == ""
     assert "need torch, and it is not installed: pip install" in said.err

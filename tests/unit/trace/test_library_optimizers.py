@@ -13,6 +13,7 @@ import torch
 
 import memest
 from memest.config.setup import Setup
+from memest.config.software import Software
 from memest.errors import ConfigError, MissingDependencyError
 from memest.trace.cuda.cuda_ops import cuda_handlers, kernel_handlers
 from memest.trace.model.roles import roles_of
@@ -96,7 +97,7 @@ def test_muon_is_for_hidden_matrices():
     assert all("layers" in name for name in matrices)
     assert {"model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"} <= set(rest)
     with pytest.raises(ConfigError, match=r"since torch 2\.9"):
-        make_optimizer(model, Setup(optim="muon"), Recorder(), (2, 8))
+        Setup(optim="muon", software=Software(torch=(2, 8)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

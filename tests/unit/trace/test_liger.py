@@ -118,9 +118,9 @@ def test_models_without_kernels_and_a_missing_library_are_told():
     with pytest.raises(memest.ConfigError, match="no kernels for models of type 'bert'"):
         memest.estimate("bert-base-uncased?num_hidden_layers=1", use_liger_kernel=True)
     missing = mock.patch(
-        "memest.trace.losses.fused_loss.importlib.util.find_spec", return_value=None
+        "memest.config.packages.is_there", side_effect=lambda module: module != "liger_kernel"
     )
-    with missing, pytest.raises(memest.MissingDependencyError, match="pip install"):
+    with missing, pytest.raises(memest.MissingDependencyError, match="install --no-deps liger"):
         _trace()
 
 

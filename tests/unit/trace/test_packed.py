@@ -12,11 +12,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
 from memest.catalog.resolve import ModelSource, resolve_model
+from memest.config.quantization import own_quantization
 from memest.config.setup import Setup
 from memest.errors import ConfigError
 from memest.trace.model.build import count
 from memest.trace.model.packed import GptqLinear, packed_layers
-from memest.trace.model.quantization import own_quantization
 from memest.trace.session import build
 
 LORA = {"peft_type": "LORA", "r": 8}

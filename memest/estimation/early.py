@@ -1,0 +1,78 @@
+"""What is refused before torch is imported: what options, a config.json and packages tell.
+
+Each rule stands where the floors that trace ask it too; here they are put in an order.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from memest.config.compilation import check_release
+from memest.config.inputs import ModuleInputs
+from memest.config.packages import TORCH, TRANSFORMERS, needs_of
+from memest.config.parallelism import check_heads
+from memest.config.positions import check_lengths
+from memest.config.quantization import own_quantization
+from memest.config.setup import Setup, Task
+from memest.errors import ConfigError
+from memest.estimation.pipeline import parts_of
+
+if TYPE_CHECKING:
+    from memest.catalog.resolve import ModelSource
+
+__all__ = ["refuse_early", "say_import"]
+
+
+def refuse_early(source: ModelSource | None, request: Setup, module_inputs: ModuleInputs) -> None:
+    """Refuse what would be refused once the model is built, as far as that is known before.
+
+    Args:
+        source: where the model comes from; None for a live module.
+        request: as the user gave it.
+        module_inputs: what a module of one's own is fed.
+
+    Raises:
+        ConfigError: a length, a way to share the model, or options that cannot be.
+        MissingDependencyError: a package is not installed.
+    """
+    setup = request
+    if setup.torch_compile:
+        check_release(setup)
+    if source is not None and source.config is not None:
+        if module_inputs.model_args:
+            raise ConfigError(
+                f"--model-arg {module_inputs.model_args[0][0]}: {source.id} is built from its "
+                "configuration: write MODEL?name=value to change that. Arguments are for "
+                "package.module:factory."
+            )
+        setup, _ = own_quantization(source.config, request)
+        if not (source.trust_remote_code and source.config.get("auto_map")):
+            if module_inputs.inputs is None:
+                check_lengths(source.config, source.auto_class, setup)
+            _check_shares(source.config, source.auto_class, setup)
+    TORCH.check()
+    if source is not None and source.config is not None:
+        TRANSFORMERS.check()
+    for need in needs_of(setup):
+        need.check()
+
+
+def say_import(say: Callable[[str], None]) -> None:
+    """Tell that torch is imported, which takes seconds, where it is not there yet."""
+    if "torch" not in sys.modules:
+        say("importing torch and transformers")
+
+
+def _check_shares(config: dict[str, Any], auto_class: str | None, setup: Setup) -> None:
+    """Whether GPUs can share the heads and the layers that a configuration names at its top.
+
+    Of other models than causal language models it is first whether they can be shared at all.
+    """
+    if auto_class != "AutoModelForCausalLM" or setup.task not in (Task.AUTO, Task.CAUSAL_LM):
+        return
+    check_heads(config.get, setup.distributed.tp)
+    layers = config.get("num_hidden_layers")
+    if setup.distributed.pp > 1 and isinstance(layers, int):
+        parts_of(setup.distributed, layers)

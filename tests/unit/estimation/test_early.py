@@ -1,0 +1,227 @@
+"""What options, a config.json and packages tell is refused before torch is imported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+
+from memest.catalog.models import catalogue
+from memest.config.kinds import Task
+from memest.config.packages import Need
+from memest.config.positions import RawConfig, check_lengths, max_positions, max_targets
+from memest.config.setup import Setup
+from memest.errors import ConfigError, MissingDependencyError
+from support.paths import ROOT
+
+TWO = ("--num-gpus", "2")
+FRESH = "gpt2?n_layer=3"
+"""No profile of it is there, so it would be built."""
+REFUSED = {
+    "a length": (
+        ["gpt2", "--seq-len", "2000"], 2,
+        ("--seq-len 2000 is longer than the 1024 positions of this model. Use --seq-len 1024 or "
+        "less."),
+    ),
+    "a length of a large model": (
+        ["facebook/opt-66b", "--seq-len", "4000", "--bf16"], 2,
+        ("--seq-len 4000 is longer than the 2048 positions of this model. Use --seq-len 2048 or "
+        "less."),
+    ),
+    "a length, where positions begin behind the padding": (
+        ["roberta-base", "--seq-len", "514"], 2,
+        "--seq-len 514 is longer than the 512 positions of this model. Use --seq-len 512 or less.",
+    ),
+    "a length beside virtual tokens": (
+        ["gpt2", "--seq-len", "1020", "--peft", "prompt_tuning", "--num-virtual-tokens", "20"], 2,
+        ("--seq-len 1020 is longer than the 1004 positions of this model beside 20 virtual tokens. "
+        "Use --seq-len 1004 or less."),
+    ),
+    "a target": (
+        ["facebook/bart-base", "--target-len", "2000"], 2,
+        ("--target-len 2000 is longer than the 1024 target positions of this model. Use "
+        "--target-len 1024 or less."),
+    ),
+    "a model": (
+        ["no-such-model-at-all"], 5, "'no-such-model-at-all' is neither a file nor in memest's",
+    ),
+    "a card": (["gpt2", "--gpu", "no-such-card"], 5, "no GPU is called 'no-such-card'."),
+    "options": (
+        ["gpt2", "--bf16", "--fp16"], 2,
+        "--fp16 and --bf16 exclude each other: autocast has one dtype. Drop one of them.",
+    ),
+    "heads": (
+        ["meta-llama/Llama-3.1-8B", "--tp", "3", "--num-gpus", "3"], 2,
+        ("--tp 3 does not divide the 32 heads of this model (num_attention_heads). Legal: 1, 2, 4, "
+        "8, 16, 32."),
+    ),
+    "layers": (
+        ["meta-llama/Llama-3.2-1B", "--pp", "32", "--num-gpus", "32"], 2,
+        ("--pp 32 makes 32 stages, and the model has 16 layers: each stage needs one. Take --pp 16 "
+        "or less."),
+    ),
+    "stages of another task": (
+        ["bert-base-uncased", "--task", "masked-lm", "--pp", "2", *TWO], 2,
+        ("--pp is priced for language models alone, and --task is masked-lm: stages pass on hidden "
+        "states, and the last one has the labels of the next words."),
+    ),
+    "generating in stages": (
+        ["gpt2", "--pp", "2", "--generate", "8", *TWO], 2,
+        ("--generate and --pp 2 exclude each other: generate calls a whole model, of which a GPU "
+        "has stages here, and torch's schedules run micro-batches of one shape without caches. "
+        "Leave one of them out."),
+    ),
+    "a release to compile for": (
+        [FRESH, "--torch-compile", "--software", "torch=2.4"], 2,
+        ("--software torch=2.4 and --torch-compile exclude each other here: the graphs are those "
+        "of the installed torch "),
+    ),
+    "an optimizer that a release lacks": (
+        ["gpt2", "--optim", "muon", "--software", "torch=2.8"], 2,
+        "--optim muon: torch.optim.Muon is there since torch 2.9, and 2.8 is asked for.",
+    ),
+    "hooks that a release lacks": (
+        ["gpt2", "--optim", "sgd", "--optim-in-backward", "--software", "torch=2.0"], 2,
+        "--optim sgd in backward needs hooks that torch has since 2.1, and 2.0 is asked for.",
+    ),
+    "an argument of an optimizer": (
+        ["gpt2", "--optim", "sgd", "--optim-args", "momentum=much"], 2,
+        "--optim-args 'momentum=much': momentum is 'much', which is not a number.",
+    ),
+    "a rank of an optimizer": (
+        ["gpt2", "--optim", "galore_adamw", "--optim-target-modules", "all-linear",
+         "--optim-args", "rank=0"], 2,
+        "--optim-args 'rank=0': rank is '0', and must be a whole number from 1 on.",
+    ),
+    "arguments of no factory": (
+        [FRESH, "--model-arg", "depth=2"], 2,
+        (f"--model-arg depth: {FRESH} is built from its configuration: write MODEL?name=value to "
+        "change that. Arguments are for package.module:factory."),
+    ),
+    "an evaluation of one's own step": (
+        ["module:make", "--step", "module:step", "--input", "x:float32[B,3]", "--eval-batch", "4"],
+        2, "--eval-batch: an evaluation has no --step: leave one of them out.",
+    ),
+    "a compiled step of one's own": (
+        ["module:make", "--step", "module:step", "--input", "x:float32[B,3]", "--torch-compile"], 2,
+        ("--torch-compile compiles the model that a loop calls, and a step of one's own calls what "
+        "it likes: leave --torch-compile out, or give inputs and a loss."),
+    ),
+}  # fmt: skip
+"""By what is wrong: the words, the exit code, and what is said behind ``memest: ``."""
+ABSENT = {
+    "torch": (
+        [FRESH], "Tracing a model needs torch and transformers: pip install 'memest-gpu[torch]'.",
+    ),
+    "transformers": (
+        [FRESH],
+        "Tracing a model by name needs torch and transformers: pip install 'memest-gpu[torch]'.",
+    ),
+    "peft": (
+        [FRESH, "--lora-r", "7"],
+        ("Adapters (--lora-r, --peft) are built by peft, which is not installed: pip install "
+        "'memest-gpu[peft]'."),
+    ),
+    "bitsandbytes": (
+        [FRESH, "--load-in-4bit", "--lora-r", "7"],
+        ("Quantised bases (--load-in-4bit, --load-in-8bit) are built by bitsandbytes, which is not "
+        "installed: pip install 'memest-gpu[peft]'."),
+    ),
+    "liger_kernel": (
+        [FRESH, "--use-liger-kernel"],
+        ("--use-liger-kernel is priced by tracing liger-kernel, which is not installed: pip "
+        "install --no-deps liger-kernel"),
+    ),
+    "cut_cross_entropy": (
+        [FRESH, "--fused-loss", "cce"],
+        ("--fused-loss cce is priced by tracing cut-cross-entropy, which is not installed: pip "
+        "install --no-deps cut-cross-entropy"),
+    ),
+    "schedulefree": (
+        [FRESH, "--optim", "schedule_free_adamw"],
+        ("--optim schedule_free_adamw is priced by tracing schedulefree, which is not installed: "
+        "pip install schedulefree"),
+    ),
+    "lomo_optim": (
+        [FRESH, "--optim", "lomo"],
+        ("--optim lomo is priced by tracing lomo-optim, which is not installed: pip install "
+        "lomo-optim"),
+    ),
+}  # fmt: skip
+"""By package that is not installed: the words, and what is said."""
+
+
+@cache
+def _answers():
+    """What is said to all of them, by one process."""
+    questions = [{"words": ["estimate", *words], "absent": []} for words, _, _ in REFUSED.values()]
+    questions += [
+        {"words": ["estimate", *words], "absent": [name]} for name, (words, _) in ABSENT.items()
+    ]
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests" / "support" / "guarded.py"], text=True, check=False,
+        input="".join(f"{json.dumps(question)}\n" for question in questions),
+        capture_output=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    return dict(zip((*REFUSED, *ABSENT), answers, strict=True))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_that_needs_no_torch(name):
+    _, code, words = REFUSED[name]
+    answer = _answers()[name]
+    assert answer["said"].startswith(f"memest: {words}")
+    assert answer["exit"] == code
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_a_package_that_is_not_installed(name):
+    answer = _answers()[name]
+    assert answer["said"].strip() == f"memest: {ABSENT[name][1]}"
+    assert answer["exit"] == 6
+
+
+def test_a_package_that_is_too_old(monkeypatch):
+    monkeypatch.setattr("memest.config.packages.is_there", lambda _: True)
+    monkeypatch.setattr("memest.config.packages.installed_version", lambda _: (0, 49))
+    Need("bitsandbytes", "why").check()
+    Need("bitsandbytes", "why", since=(0, 49)).check()
+    with pytest.raises(MissingDependencyError, match=r"bitsandbytes 0\.49 is older .*>=0\.50'"):
+        Need("bitsandbytes", "why", since=(0, 50)).check()
+
+
+def test_what_a_file_does_not_tell_is_left_to_the_model():
+    bert = {"model_type": "bert", "vocab_size": 100, "max_position_embeddings": 64}
+    head = "AutoModelForMaskedLM"
+    long = Setup(seq_len=65)
+    with pytest.raises(ConfigError, match="the 64 positions"):
+        check_lengths(bert, head, long)
+    check_lengths(bert, head, Setup(seq_len=64))
+    check_lengths({**bert, "model_type": "t5"}, head, long)  # relative positions
+    check_lengths({"vocab_size": 100, "max_position_embeddings": 64}, head, long)
+    check_lengths({**bert, "vision_config": {}}, head, long)
+    check_lengths(bert, "AutoModelForSpeechSeq2Seq", long)
+    check_lengths(bert, head, Setup(seq_len=65, task=Task.IMAGE_CLASSIFICATION))
+
+
+@pytest.mark.slow
+def test_files_tell_what_the_configurations_of_transformers_do():
+    """No model of the catalogue takes a length that its file would refuse."""
+    transformers = pytest.importorskip("transformers")
+    classes = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    told = 0
+    for entry in catalogue():
+        values = {k: v for k, v in entry.config().items() if k != "quantization_config"}
+        raw = RawConfig(values)
+        if values["model_type"] not in classes or not raw.reads_text(entry.auto_class):
+            continue
+        config = classes[values["model_type"]].from_dict(dict(values))
+        assert max_positions(raw) in (None, max_positions(config)), entry.id
+        assert max_targets(raw) in (None, max_targets(config)), entry.id
+        told += max_positions(raw) is not None
+    assert told > 300
