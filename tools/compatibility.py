@@ -5,7 +5,7 @@
     python tools/compatibility.py --dry ...                                         # print only
 
 Each set of releases gets an environment of its own, side by side, with this checkout's package in
-it, and runs `memest env --check`. A set that differs makes the exit code 1; its row says so.
+it, and runs `memest selftest --full`. A set that differs makes the exit code 1; its row says so.
 """
 
 from __future__ import annotations
@@ -75,15 +75,15 @@ def own_requirements() -> list[str]:
 
 
 def check(python: Path, package: Path) -> dict[str, Any]:
-    """``memest env --check`` in an environment, with the package of this checkout."""
+    """``memest selftest --full`` in an environment, with the package of this checkout."""
     settings = {**os.environ, "PYTHONPATH": str(package)}
     with tempfile.TemporaryDirectory(prefix="memest-cache-") as cache:
         settings["MEMEST_CACHE"] = cache
         process = subprocess.run(
-            [str(python), "-m", "memest", "env", "--check", "--json"],
+            [str(python), "-m", "memest", "selftest", "--full", "--json"],
             check=False, text=True, stdout=subprocess.PIPE, env=settings, cwd=cache,
         )  # fmt: skip
-    return json.loads(process.stdout)["check"]
+    return json.loads(process.stdout)["drift"]
 
 
 def row(result: dict[str, Any]) -> str:

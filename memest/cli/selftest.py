@@ -122,7 +122,7 @@ def _shipped_answer() -> Finding:
     return Finding(check=check, state=State.FAILED, found=found, remedy=_REINSTALL)
 
 
-_REINSTALL = "pip install --force-reinstall --no-deps memest; memest cache --clear"
+_REINSTALL = "pip install --force-reinstall --no-deps memest-gpu; memest cache --clear"
 
 
 def _tiny_trace() -> Finding:
@@ -224,7 +224,7 @@ def _extra(row: tuple[str, tuple[str, ...], str]) -> Finding:
         return Finding(check=f"extra {name}", state=State.OK, found=f"for {purpose}")
     found = f"{' and '.join(missing)} not installed: for {purpose}"
     return Finding(check=f"extra {name}", state=State.WARNING, found=found,
-                   remedy=f"pip install 'memest[{name}]'")  # fmt: skip
+                   remedy=f"pip install 'memest-gpu[{name}]'")  # fmt: skip
 
 
 @shows()
