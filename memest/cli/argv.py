@@ -31,6 +31,7 @@ from memest.errors import closest
 
 __all__ = [
     "ALL",
+    "DECIDED",
     "ESTIMATING",
     "HELP_GROUP",
     "SWITCHED_OFF",
@@ -56,6 +57,8 @@ ESTIMATING = (
     "explain-oom",
 )
 """Commands that take the options of an estimate."""
+DECIDED = {"advise": ("batch", "grad_accum")}
+"""What a command looks for itself, whatever a configuration says."""
 ALL = "all"
 """The word after ``--help`` for every option."""
 HELP_GROUP = "--help-group"

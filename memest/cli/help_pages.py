@@ -10,7 +10,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from memest.cli.argv import ALL, options_by_flag
+from memest.cli.argv import ALL, DECIDED, options_by_flag
 from memest.cli.examples import EXAMPLES
 from memest.cli.flags import OUTPUT
 from memest.cli.layout import examples, heading, paragraph, rows, screen_width
@@ -87,6 +87,7 @@ class _Page:
         self.width = screen_width()
         self.path = str(ctx.command_path)
         self.examples = EXAMPLES.get(self.path.removeprefix("memest "), ())
+        self.decided = DECIDED.get(command.name or "", ())
         self.text = command.help or ""
         pieces = command.collect_usage_pieces(ctx)
         self.usage = paragraph(f"Usage: {self.path} {' '.join(pieces)}", self.width)
@@ -113,6 +114,8 @@ class _Page:
         output: list[tuple[str, str]] = []
         for each in sorted(self._options(), key=_place):
             option = _TABLE.get(each.name)
+            if each.name in self.decided:
+                continue
             if option is not None and option.short is not None:
                 of_run.append((_term(each), option.line))
             elif option is None and each.name not in _RARE:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from memest.cli.argv import HELP_GROUP, SWITCHED_OFF
+from memest.cli.argv import DECIDED, HELP_GROUP, SWITCHED_OFF
 from memest.cli.console import emit
 from memest.cli.flags import value_flag, with_signature
 from memest.cli.help_pages import remember_group
@@ -60,9 +60,6 @@ def _parameter(option: Option) -> inspect.Parameter:
         annotation=Annotated[_TYPES.get(option.kind, _TEXT), info],
     )
 
-
-_DECIDED = {"advise": ("batch", "grad_accum")}
-"""What a command looks for itself, whatever a configuration says."""
 
 _LEFT_OPEN = {"advise": ("precision",)}
 """What a command decides where nothing but a framework's default says it."""
@@ -263,7 +260,7 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
             config_format=values.pop("config_format"),
             launch=values.pop("launch"),
             off=values.pop("switched_off") or (),
-            axes=(*(values.get("over") or ()), *_DECIDED.get(function.__name__, ())),
+            axes=(*(values.get("over") or ()), *DECIDED.get(function.__name__, ())),
             left_open=_LEFT_OPEN.get(function.__name__, ()),
             compares="runs" in signature.parameters,
             needs_model=several or signature.parameters["model"].default is not None,

@@ -24,7 +24,7 @@ def loaded_after(code):
 
 @pytest.mark.slow(
     "from memest.cli.main import run\\nassert run(['estimate', '--help']) == 0",
-    "from memest.cli.main import run\\nassert run(['fits', '--help']) == 0",
+    "from memest.cli.main import run\\nassert run(['fits', '--help', 'all']) == 0",
     "from memest.cli.main import run\\nassert run(['max-batch', 'gpt2']) == 2",
 )
 @pytest.mark.parametrize(
@@ -34,7 +34,9 @@ def loaded_after(code):
         "import memest\nfor name in memest.__all__: getattr(memest, name)",
         "from memest.cli.main import run\nassert run(['--help']) == 0",
         "from memest.cli.main import run\nassert run(['estimate', '--help']) == 0",
-        "from memest.cli.main import run\nassert run(['fits', '--help']) == 0",
+        "from memest.cli.main import run\nassert run(['fits', '--help', 'all']) == 0",
+        "from memest.cli.main import run\nassert run(['estimate', '--help', 'peft']) == 0",
+        "from memest.cli.main import run\nassert run(['help', 'tight']) == 0",
         "from memest.cli.main import run\nassert run(['sweep', '--help']) == 0",
         "from memest.cli.main import run\nassert run(['sweep', 'gpt2', '--over', 'batch=0']) == 2",
         "from memest.cli.main import run\nassert run(['--version']) == 0",

@@ -171,7 +171,7 @@ assert option_called("stride") is option
 assert read_scenario("stride=3") == {"checkpoint_stride": "3"}
 assert command_words("estimate", "x", {"stride": 3})[-2:] == ["--checkpoint-stride", "3"]
 with contextlib.redirect_stdout(io.StringIO()) as shown:
-    run(["estimate", "--help"])
+    run(["estimate", "--help", "all"])
 assert "--checkpoint-stride" in shown.getvalue()
 try:
     setup_from_options(stride=10)
