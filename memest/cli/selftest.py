@@ -245,11 +245,15 @@ def selftest(
     Exit code 0: nothing failed, 1: something did. Takes some 20 seconds where torch is installed.
     """
     drift: Drift | None = None
+    if full:
+        _check_installed()
     with output.working() as show:
         say = show or (lambda _: None)
         found = list(findings(say))
         if full:
-            drift = _run_check(say)
+            from memest.calibration.drift import check_drift
+
+            drift = check_drift(say)
     found += _drift_findings(drift)
     failed = any(finding.state is State.FAILED for finding in found)
     if output.as_json:
@@ -268,16 +272,13 @@ def _rows(found: Sequence[Finding]) -> Iterator[tuple[str, str, str]]:
         yield each.state.value, each.check, f"{each.found}{remedy}"
 
 
-def _run_check(say: Callable[[str], None]) -> Drift:
-    from memest.calibration.drift import check_drift
-
+def _check_installed() -> None:
     for package in VERIFIED:
         if release(package) is None:
             raise MissingDependencyError(
                 f"--full runs training steps, which need {package}, and it is not installed: "
                 "pip install 'memest[torch]'"
             )
-    return check_drift(say)
 
 
 def _drift_findings(drift: Drift | None) -> Iterator[Finding]:
