@@ -118,7 +118,7 @@ def import_(
     with open_store(store, create=True) as measurement_store:
         for path in files:
             measurements, problems = read_measurements(path)
-            taken.append(_Taken(str(path), *measurement_store.add(measurements), problems))
+            taken.append(_taken(path, measurement_store.add(measurements), problems))
             _tell(taken[-1], output)
         return _conclude(taken, measurement_store.path, output)
 
@@ -141,7 +141,7 @@ def merge(
                 raise ConfigError(f"{path} is the store itself: name others.")
             with open_store(path) as other_store:
                 measurements = other_store.measurements()
-            taken.append(_Taken(str(path), *measurement_store.add(measurements), []))
+            taken.append(_taken(path, measurement_store.add(measurements), []))
             _tell(taken[-1], output)
         return _conclude(taken, measurement_store.path, output)
 
@@ -162,6 +162,11 @@ class _Taken(NamedTuple):
     known: int
     contradictions: list[str]
     problems: list[str]
+
+
+def _taken(path: Path, counts: tuple[int, int, list[str]], problems: list[str]) -> _Taken:
+    new, known, contradictions = counts
+    return _Taken(str(path), new, known, contradictions, problems)
 
 
 def _tell(taken: _Taken, output: Output) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Finding", "State", "findings", "selftest"]
 
-KNOWN_MODEL, KNOWN_OPTIONS = "bert-large-uncased", {"batch": 8, "precision": "fp16", "gpu": "t4"}
+KNOWN_MODEL = "bert-large-uncased"
 KNOWN_BYTES = 8_978_183_680
 """The allocated peak of that run, as it comes with memest."""
 TINY_MODEL = "gpt2?n_layer=1&n_embd=64&n_head=2&n_positions=128&vocab_size=1000"
@@ -105,7 +105,7 @@ def _shipped_answer() -> Finding:
     model = memest.profile(KNOWN_MODEL)
     try:
         with model.known_alone():
-            peak_bytes = model.spot(**KNOWN_OPTIONS).peak.allocated_bytes
+            peak_bytes = model.spot(batch=8, precision="fp16", gpu="t4").peak.allocated_bytes
     except NotKnownError:
         found = (
             f"{words}: not known to what comes with memest, which was traced with other releases "
@@ -245,11 +245,15 @@ def selftest(
     Exit code 0: nothing failed, 1: something did. Takes some 20 seconds where torch is installed.
     """
     drift: Drift | None = None
+    if full:
+        _check_installed()
     with output.working() as show:
         say = show or (lambda _: None)
         found = list(findings(say))
         if full:
-            drift = _run_check(say)
+            from memest.calibration.drift import check_drift
+
+            drift = check_drift(say)
     found += _drift_findings(drift)
     failed = any(finding.state is State.FAILED for finding in found)
     if output.as_json:
@@ -268,16 +272,13 @@ def _rows(found: Sequence[Finding]) -> Iterator[tuple[str, str, str]]:
         yield each.state.value, each.check, f"{each.found}{remedy}"
 
 
-def _run_check(say: Callable[[str], None]) -> Drift:
-    from memest.calibration.drift import check_drift
-
+def _check_installed() -> None:
     for package in VERIFIED:
         if release(package) is None:
             raise MissingDependencyError(
                 f"--full runs training steps, which need {package}, and it is not installed: "
                 "pip install 'memest-gpu[torch]'"
             )
-    return check_drift(say)
 
 
 def _drift_findings(drift: Drift | None) -> Iterator[Finding]:

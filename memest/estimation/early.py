@@ -9,11 +9,12 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from memest.config.attention import check_flash_precision
 from memest.config.compilation import check_release
 from memest.config.inputs import ModuleInputs
 from memest.config.packages import TORCH, TRANSFORMERS, needs_of
 from memest.config.parallelism import check_heads
-from memest.config.positions import check_lengths
+from memest.config.positions import RawConfig, check_lengths
 from memest.config.quantization import own_quantization
 from memest.config.setup import Setup, Task
 from memest.errors import ConfigError
@@ -51,6 +52,8 @@ def refuse_early(source: ModelSource | None, request: Setup, module_inputs: Modu
         if not (source.trust_remote_code and source.config.get("auto_map")):
             if module_inputs.inputs is None:
                 check_lengths(source.config, source.auto_class, setup)
+            if RawConfig(source.config).reads_text(source.auto_class):
+                check_flash_precision(source.config, setup)
             _check_shares(source.config, source.auto_class, setup)
     TORCH.check()
     if source is not None and source.config is not None:

@@ -17,31 +17,16 @@ from unittest import mock
 
 import torch
 
-from memest.config.setup import Precision, Setup
 from memest.errors import ConfigError
 from memest.trace.cuda.patching import patch_attributes
 
-__all__ = ["check_precision", "provide_flash_attention"]
+__all__ = ["provide_flash_attention"]
 
 aten = torch.ops.aten
 
 _HALF = (torch.float16, torch.bfloat16)
 _MAX_HEAD_DIM = 256
 _UTILS = "transformers.modeling_flash_attention_utils"
-
-
-def check_precision(dtype: torch.dtype, setup: Setup) -> None:
-    """Refuse fp32 weights without autocast, which flash-attn refuses too.
-
-    Raises:
-        ConfigError: neither the weights nor autocast are in half precision.
-    """
-    if dtype not in _HALF and setup.precision is Precision.FP32:
-        raise ConfigError(
-            "--attn-implementation flash_attention_2 needs queries in fp16 or bf16, and these "
-            f"weights are {str(dtype).removeprefix('torch.')} without autocast. Add --bf16 or "
-            "--fp16 (autocast), or --dtype bfloat16."
-        )
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from memest.catalog.resolve import ModelSource
+from memest.config.attention import check_flash_dtype
 from memest.config.packages import TRANSFORMERS
 from memest.config.setup import Attention, Dtype, Setup, Task, read_casts
 from memest.errors import (
@@ -24,7 +25,7 @@ from memest.errors import (
     ModelLoadError,
     closest,
 )
-from memest.trace.cuda.flash import check_precision, provide_flash_attention
+from memest.trace.cuda.flash import provide_flash_attention
 from memest.trace.cuda.known_values import attach
 from memest.trace.model.adjust import adjust_config
 from memest.trace.model.factories import call_factory, container, import_reference
@@ -189,7 +190,7 @@ def _instantiate(
     if attention is not None:
         kwargs["attn_implementation"] = attention
     if implementation is Attention.FLASH_ATTENTION_2:
-        check_precision(dtype, setup)
+        check_flash_dtype(str(dtype).removeprefix("torch."), setup)
     part = _part_for(config, cls)
     try:
         with _quiet_hub(), provide_flash_attention(), torch.device("meta"):

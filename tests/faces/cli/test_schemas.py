@@ -32,7 +32,6 @@ BUDGET = ("--fail-over", "12GiB")
 ASKED = {
     "estimate, no GPU": ("estimate", *GPT2),
     "estimate, a GPU": ("estimate", *GPT2, "--gpu", "t4", "--gpu", "a100"),
-    "estimate, of several GPUs": ("estimate", *GPT2, "--num-gpus", "2", "--bf16"),
     "estimate, from a command": (
         "estimate",
         "--launch",
@@ -214,9 +213,11 @@ def test_every_command_with_json_has_a_schema():
 
 
 def test_a_card_of_this_machine(capsys, monkeypatch):
-    card = LocalGpu(index=0, name="Tesla T4", uuid="GPU-1", total_bytes=16 << 30,
-                    used_bytes=1 << 20, free_bytes=15 << 30, reserved_bytes=None, driver="580.1",
-                    compute_capability=(7, 5), mig=False, processes=())  # fmt: skip
+    card = LocalGpu(
+        index=0, name="Tesla T4", uuid="GPU-1", total_bytes=16 << 30, used_bytes=1 << 20,
+        free_bytes=15 << 30, reserved_bytes=None, driver="580.1", compute_capability=(7, 5),
+        mig=False, processes=(),
+    )  # fmt: skip
     monkeypatch.setattr("memest.catalog.nvml.local_gpus", lambda: [card])
     for words in (("env",), ("gpus", "--local"), ("selftest",)):
         code, document = asked(capsys, *words)

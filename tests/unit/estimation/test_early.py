@@ -74,6 +74,11 @@ REFUSED = {
         "has stages here, and torch's schedules run micro-batches of one shape without caches. "
         "Leave one of them out."),
     ),
+    "a kernel of half precision": (
+        ["gpt2", "--attn-implementation", "flash_attention_2"], 2,
+        ("--attn-implementation flash_attention_2 needs queries in fp16 or bf16, and these weights "
+        "are float32 without autocast. Add --bf16 or --fp16 (autocast), or --dtype bfloat16."),
+    ),
     "a release to compile for": (
         [FRESH, "--torch-compile", "--software", "torch=2.4"], 2,
         ("--software torch=2.4 and --torch-compile exclude each other here: the graphs are those "

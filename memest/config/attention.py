@@ -1,0 +1,52 @@
+"""What kernels of attention take, as options and a ``config.json`` tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memest.config.kinds import Attention, Dtype, Precision
+from memest.config.training_options import TrainingOptions
+from memest.errors import ConfigError
+
+__all__ = ["check_flash_dtype", "check_flash_precision"]
+
+_HALF = ("float16", "bfloat16")
+
+
+def check_flash_dtype(dtype: str, setup: TrainingOptions) -> None:
+    """Refuse fp32 weights without autocast, which flash-attn refuses too.
+
+    Args:
+        dtype: of the weights, as torch spells it.
+        setup: says whether autocast runs.
+
+    Raises:
+        ConfigError: neither the weights nor autocast are in half precision.
+    """
+    if dtype not in _HALF and setup.precision is Precision.FP32:
+        raise ConfigError(
+            "--attn-implementation flash_attention_2 needs queries in fp16 or bf16, and these "
+            f"weights are {dtype} without autocast. Add --bf16 or --fp16 (autocast), or --dtype "
+            "bfloat16."
+        )
+
+
+def check_flash_precision(values: Mapping[str, Any], setup: TrainingOptions) -> None:
+    """:func:`check_flash_dtype` for the weights of a model that reads text alone.
+
+    Args:
+        values: of its ``config.json``; where it names no dtype, transformers makes float32.
+        setup: of the run.
+
+    Raises:
+        ConfigError: as there.
+    """
+    if setup.attn_implementation is not Attention.FLASH_ATTENTION_2:
+        return
+    dtype = setup.loaded_dtype
+    if dtype is Dtype.AUTO:
+        written = values.get("dtype") or values.get("torch_dtype") or Dtype.FLOAT32.value
+        check_flash_dtype(str(written).removeprefix("torch."), setup)
+    else:
+        check_flash_dtype(dtype.value, setup)
