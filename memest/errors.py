@@ -111,13 +111,20 @@ class MissingDependencyError(MemestError, ImportError):
     exit_code = 6
 
 
-def closest(value: str, legal: Iterable[str], *, limit: int = 3) -> list[str]:
-    """The legal spellings nearest to ``value``, best first (may be empty)."""
+def closest(value: str, legal: Iterable[str], *, limit: int = 3, cutoff: float = 0.5) -> list[str]:
+    """The legal spellings nearest to ``value``, best first (may be empty).
+
+    Args:
+        value: as it was given.
+        legal: the spellings.
+        limit: how many, at most.
+        cutoff: how alike they must be, 0 to 1.
+    """
     candidates = list(dict.fromkeys(legal))
     by_lower_case: dict[str, str] = {}
     for name in candidates:
         by_lower_case.setdefault(name.lower(), name)
-    matches = difflib.get_close_matches(value.lower(), by_lower_case, n=limit, cutoff=0.5)
+    matches = difflib.get_close_matches(value.lower(), by_lower_case, n=limit, cutoff=cutoff)
     return [by_lower_case[name] for name in matches]
 
 
