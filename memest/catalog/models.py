@@ -25,6 +25,7 @@ __all__ = [
     "aliases",
     "catalogue",
     "closest_models",
+    "left_out",
     "lookup",
     "model_types",
 ]
@@ -113,6 +114,12 @@ def catalogue() -> tuple[CatalogueEntry, ...]:
 def aliases() -> dict[str, str]:
     """Other ids of the same architecture, to the id of the entry."""
     return {row["alias"]: row["id"] for row in _rows("aliases.csv")}
+
+
+@functools.cache
+def left_out() -> dict[str, str]:
+    """Ids of models that were looked for and are not in the catalogue, to the reason."""
+    return {row["id"]: row["reason"] for row in _rows("excluded.csv")}
 
 
 @functools.cache
