@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from html import escape
 from pathlib import PurePath
 from typing import Any
@@ -17,7 +16,6 @@ from memest.app.trust import trust_words
 from memest.app.uploads import MAX_CONFIG_BYTES, keep_config
 from memest.app.widgets import gpu_label, gpu_names, option_widget
 from memest.app.words import plain
-from memest.catalog.gpus import find_gpu
 from memest.catalog.models import catalogue
 from memest.config.option import Panel
 from memest.config.option_table import OPTIONS, OWN_MODULE_NAMES
@@ -165,9 +163,7 @@ def _gpu(question: ExplorerQuestion) -> None:
 
 def _take_gpu() -> None:
     name = (st.session_state.gpu or "").strip()
-    with contextlib.suppress(MemestError):  # what no card is called is said by the answer
-        name = find_gpu(name).slug if name else ""
-    change(asked().with_options(gpu=(name,) if name else ()))
+    change(asked().with_gpu(name))
 
 
 def _take_method() -> None:

@@ -16,6 +16,7 @@ from memest.app.presets import DEFAULT_GPU, DEFAULT_MODEL, DEFAULT_QUESTION
 from memest.app.question import ExplorerQuestion
 from memest.app.uploads import config_from_link, config_to_link
 from memest.app.words import plain
+from memest.catalog.gpu_counts import split_gpu_counts
 from memest.config.options import find_option, read_bool, read_whole
 from memest.config.spelling import option_texts, read_scenario
 from memest.errors import ConfigError, MemestError, not_legal
@@ -139,6 +140,10 @@ def read_question(params: Params) -> tuple[ExplorerQuestion, tuple[str, ...]]:
             upload = config_from_link(model, params[_CONFIG][-1])
         except (MemestError, OSError) as error:
             said.append(f"The configuration in the link cannot be read: {error}")
+    try:
+        options = split_gpu_counts(options)
+    except ConfigError as error:
+        said.append(f"gpu={','.join(options.pop('gpu'))} of the link was left out: {error}")
     return ExplorerQuestion.of(model, options, upload), tuple(said)
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memest.catalog.gpu_counts import split_gpu_counts
+from memest.catalog.gpus import find_gpu, plain_name
 from memest.config.option import Kind, Option, Panel
 from memest.config.option_table import OPTIONS, PLACE
 from memest.config.options import read_bool, read_whole, setup_from_options
 from memest.config.setup import Setup
 from memest.config.spelling import command_words, python_snippet, read_scenario, write_scenario
-from memest.errors import ConfigError
+from memest.errors import ConfigError, UnknownGpuError
 
 __all__ = ["METHODS", "ExplorerQuestion", "default_of"]
 
@@ -75,9 +78,10 @@ class ExplorerQuestion:
         """A question from options in any order; what is None, or the default, was not given.
 
         Raises:
-            ConfigError: a value that is no number, where one belongs.
+            ConfigError: a value that is no number, where one belongs; names of GPUs that say
+                another number of them than an option.
         """
-        given = dict(options)
+        given = split_gpu_counts(options)
         named = [precision for precision in _PRECISIONS if given.get(precision)]
         if len(named) == 1 and given.get("precision") in (None, *named):
             given["precision"] = named[0]
@@ -143,6 +147,19 @@ class ExplorerQuestion:
     def with_options(self, **changes: Any) -> ExplorerQuestion:
         """The question with some options changed."""
         return ExplorerQuestion.of(self.model, {**dict(self.options), **changes}, self.upload)
+
+    def with_gpu(self, name: str) -> ExplorerQuestion:
+        """The question about one GPU, as somebody types it; empty for none.
+
+        A number that stands with the card takes the place of the number of GPUs before.
+        """
+        changes: dict[str, Any] = {}
+        with contextlib.suppress(UnknownGpuError):  # said by the answer
+            if name:
+                plain, count = plain_name(name)
+                name = find_gpu(plain).slug
+                changes = {} if count is None else {"num_gpus": count}
+        return self.with_options(gpu=(name,) if name else (), **changes)
 
     def words(self, command: str) -> list[str]:
         """The command line, word by word."""

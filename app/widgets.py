@@ -13,7 +13,7 @@ from memest.app.labels import label_of
 from memest.app.link import asked, change
 from memest.app.question import default_of
 from memest.app.uploads import calibration_files
-from memest.catalog.gpus import COMMON_GPUS, find_gpu
+from memest.catalog.gpus import COMMON_GPUS, find_gpu, plain_name
 from memest.catalog.spec import list_gpus
 from memest.config.option import Kind
 from memest.config.options import find_option
@@ -146,9 +146,12 @@ def gpu_label(name: str) -> str:
     from memest.app.hero import short_gpu
 
     try:
-        spec = find_gpu(name)
+        plain, count = plain_name(name)
     except MemestError:
         return name
+    if count is not None:
+        return name  # as it is typed: the number goes to an input of its own
+    spec = find_gpu(plain)
     size = spec.memory_marketing_gb
     short = short_gpu(spec.name)
     return short if size is None or "GB" in short else f"{short} · {size} GB"

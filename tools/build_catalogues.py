@@ -5,8 +5,8 @@
 
 ``gpus`` turns the sourced table into typed JSON. ``models`` builds every configuration on the meta
 device (no weights, no remote code) and keeps only what transformers really builds; the rest is
-listed in ``excluded.csv`` with the reason. CONFIG_FOLDER holds ``index.csv``, ``aliases.csv`` and
-one JSON file per architecture.
+listed in ``excluded.csv`` with the reason. CONFIG_FOLDER holds ``index.csv``, ``aliases.csv``,
+``excluded.csv`` (models without a published configuration) and one JSON file per architecture.
 """
 
 from __future__ import annotations
@@ -137,7 +137,8 @@ def build_models(source: Path, target: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     index_rows: list[dict[str, Any]] = []
-    excluded_rows: list[dict[str, Any]] = []
+    left_out = source / "excluded.csv"
+    excluded_rows: list[dict[str, Any]] = [*_rows(left_out)] if left_out.is_file() else []
     start = time.monotonic()
     for number, row in enumerate(_rows(source / "index.csv"), start=1):
         path = source / row["file"]

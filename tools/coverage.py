@@ -157,6 +157,22 @@ def _measure(entry: Any) -> dict[str, Any]:
     }
 
 
+def _left_out() -> list[str]:
+    """Models that were looked for and are not in the catalogue."""
+    from memest.catalog.models import left_out
+
+    return [
+        "## Not in the catalogue",
+        "",
+        "Looked for, and left out. Entries are made from published configurations alone; the",
+        "Hugging Face hub's own, or the path of a config.json, answers for these too.",
+        "",
+        "| model | why |",
+        "|---|---|",
+        *(f"| {id_} | {reason} |" for id_, reason in left_out().items()),
+    ]
+
+
 def _report(rows: list[dict[str, Any]]) -> str:
     import torch
     import transformers
@@ -210,6 +226,7 @@ def _report(rows: list[dict[str, Any]]) -> str:
             f"| {family} | {len(members)} | {len(good)} | {names} | {tasks} | {attention} "
             f"| {largest:,} |"
         )
+    lines += ["", *_left_out()]
     lines += ["", "## What was assumed", "", "| note | models |", "|---|---|"]
     notes = Counter(note for row in rows for note in set(row.get("notes", ())))
     general = [(note, number) for note, number in notes.most_common() if number > 1]

@@ -88,6 +88,9 @@ def driver_gap(spec: GpuSpec) -> DriverGap:
 
 def _known_sizes(spec: GpuSpec) -> tuple[int, int, int, str]:
     """(expected, low, high, basis) of the usable memory in bytes."""
+    if spec.is_memory_alone:
+        total = spec.torch_total_bytes or 0
+        return total, total, total, "memory as given"
     if spec.torch_total_bytes is not None:
         total = spec.torch_total_bytes
         below, above = _PRECISION_MIB.get(spec.torch_total_precision or "", (5, 5))

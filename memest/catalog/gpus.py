@@ -3,6 +3,7 @@
     find_gpu("a100-40gb")            a slug
     find_gpu("NVIDIA GeForce RTX 3060", total_bytes=12622168064)   what a driver prints
     find_gpu("3060")                 the common variant; ``match_note`` says which was taken
+    find_gpu("8xh100"), find_gpu("24GB"), find_gpu("colab")   see :mod:`memest.catalog.gpu_words`
 
 Whole names are compared, never parts of them: a substring search takes an A10 for an A100 and an
 L4 for an L40. A name that is not in the catalogue is an error with suggestions; a similar card is
@@ -16,17 +17,20 @@ import functools
 import re
 
 from memest.catalog.capacity import usable_bytes, usable_interval
+from memest.catalog.gpu_words import cards_of_service, given_memory, named_memory, split_count
 from memest.catalog.spec import GpuSpec, list_gpus, policy
 from memest.errors import ConfigError, UnknownGpuError, closest
 from memest.workspaces.operator_call import GpuTraits
 
 __all__ = [
     "COMMON_GPUS",
+    "REFERENCE_GPU",
     "GpuSpec",
     "common_gpus",
     "find_gpu",
     "list_gpus",
     "normalise",
+    "plain_name",
     "traits",
     "usable_bytes",
     "usable_interval",
@@ -35,11 +39,15 @@ __all__ = [
 COMMON_GPUS: tuple[str, ...] = tuple(policy()["common"])
 """Cards that people rent or own, as slugs, from small to large; for tables of "does it fit"."""
 
+REFERENCE_GPU = "a100-80gb"
+"""The card whose kernels are taken where none is named."""
+
 _VENDOR_WORDS = ("nvidia", "geforce", "(r)", "(tm)")
 # dropped only when the first comparison found nothing: older drivers and shops print them
 _BRAND_WORDS = ("tesla", "instinct", "amd", "gpu")
 _MEMORY_SUFFIX = re.compile(
-    r"^(?P<base>.*?\S)[\s_\-(]*?(?P<size>\d+)\s*(?:g|gb|gib)\)?$", re.IGNORECASE
+    r"^(?P<base>.*?\S)(?:[\s_\-(]*?(?P<size>\d+)\s*(?:g|gb|gib)\)?|[\s_\-]+(?P<bare>\d+))$",
+    re.IGNORECASE,
 )
 
 
@@ -132,11 +140,11 @@ def _match(name: str, total_bytes: int | None, drop: tuple[str, ...]) -> GpuSpec
 
 
 def _match_with_size(name: str, drop: tuple[str, ...]) -> GpuSpec | None:
-    """A name with a memory size that no alias spells out, such as ``rtx 4090 24gb``."""
+    """A name with a memory size that no alias spells out: ``rtx 4090 24gb``, ``a100 80``."""
     match = _MEMORY_SUFFIX.match(name.strip())
     if match is None:
         return None
-    size = int(match["size"])
+    size = int(match["size"] or match["bare"])
     key = normalise(match["base"], drop=drop)
     rows = _keys(drop).get(key, ())
     variants = _variants(key, list_gpus()[rows[0]] if rows else None, drop)
@@ -152,11 +160,13 @@ def _match_with_size(name: str, drop: tuple[str, ...]) -> GpuSpec | None:
 
 
 def find_gpu(name: str, *, total_bytes: int | None = None) -> GpuSpec:
-    """Look a card up by name, alias or family name.
+    """Look a card up by name, alias or family name, or by what else people type for one.
 
     Args:
         name: what a driver prints, a slug or a usual short form; case, blanks, dashes and the
-            words NVIDIA and GeForce do not matter.
+            words NVIDIA and GeForce do not matter. A number of cards (``8xh100``) may stand with
+            it, see :func:`plain_name`; a memory size alone (``24GB``) is a card of which nothing
+            else is known; services (``colab``) are known by the cards they rent out.
         total_bytes: memory read or given in bytes; picks between cards of one name.
 
     Returns:
@@ -171,14 +181,75 @@ def find_gpu(name: str, *, total_bytes: int | None = None) -> GpuSpec:
         >>> find_gpu("a100").memory_marketing_gb
         80
     """
+    return _read(name, total_bytes)[0]
+
+
+def plain_name(name: str) -> tuple[str, int | None]:
+    """A name without the number of cards that stands with it, and that number.
+
+    Raises:
+        UnknownGpuError: as for :func:`find_gpu`.
+
+    Example:
+        >>> plain_name("8xh100"), plain_name("kaggle 2xT4"), plain_name("rtx 4090")
+        (('h100', 8), ('T4', 2), ('rtx 4090', None))
+    """
+    _, plain, count = _read(name, None)
+    return plain, count
+
+
+@functools.lru_cache(maxsize=256)
+def _read(name: str, total_bytes: int | None) -> tuple[GpuSpec, str, int | None]:
+    """The card of a name, the name without the number of cards, and that number."""
+    # whole names first: "RTX 3060" is no number of anything
     for drop in ((), _BRAND_WORDS):
         spec = _match(name, total_bytes, drop) or _match_with_size(name, drop)
         if spec is not None:
-            return spec
+            return spec, name, None
+    size = named_memory(name)
+    if size is not None:
+        return given_memory(find_gpu(REFERENCE_GPU), name, size), name, None
+    service = cards_of_service(name)
+    if service is not None:
+        return _of_service(name, *service)
+    counted = split_count(name)
+    if counted is None:
+        raise _unknown(name)
+    count, card = counted
+    spec, plain, again = _read(card, total_bytes)
+    if again is not None:
+        raise UnknownGpuError(
+            f"--gpu {name!r} says two numbers of GPUs, {count} and {again}: write one, for example "
+            f"{count}x{spec.slug}"
+        )
+    return spec, plain, count
+
+
+def _of_service(
+    name: str, service: str, card: str, choices: tuple[str, ...]
+) -> tuple[GpuSpec, str, int | None]:
+    """The card that a service rents out."""
+    if len(choices) > 1:
+        raise UnknownGpuError(
+            f"--gpu {name!r}: {service} rents out several: say which, "
+            f"{' or '.join(f'--gpu {choice}' for choice in choices)}, or give its memory, "
+            "--gpu-memory"
+        )
+    spec, plain, count = _read(choices[0], None)
+    if card:
+        return spec, plain, count
+    note = (
+        f"{name!r} was taken as the free GPU of {service}, {spec.name} with "
+        f"{spec.memory_marketing_gb} GB: name any other card of it"
+    )
+    return dataclasses.replace(spec, match_note=note), name, count
+
+
+def _unknown(name: str) -> UnknownGpuError:
     spellings = [text for spec in list_gpus() for text in (*spec.aliases, spec.name)]
     matches = closest(name, spellings)
     hint = f"; nearest names: {', '.join(matches)}" if matches else ""
-    raise UnknownGpuError(
+    return UnknownGpuError(
         f"no GPU is called {name!r}{hint}. `memest gpus` lists all; for a card that is not in the "
         "list give its memory instead, for example --gpu-memory 24GiB"
     )

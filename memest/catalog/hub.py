@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from memest.catalog.config_file import MAX_CONFIG_BYTES
-from memest.catalog.models import closest_models
+from memest.catalog.models import closest_models, left_out
 from memest.errors import ModelLoadError, UnknownModelError
 from memest.units import format_size
 
@@ -28,8 +28,11 @@ def _suggestion(ref: str) -> str:
 
 
 def _unknown(ref: str, why: str) -> UnknownModelError:
+    reasons = {id_.lower(): f" ({reason})" for id_, reason in left_out().items()}
+    reason = reasons.get(ref.lower(), "")
     return UnknownModelError(
-        f"{ref!r} is neither a file nor in memest's catalogue, and {why}. {_suggestion(ref)}"
+        f"{ref!r} is neither a file nor in memest's catalogue{reason}, and {why}. "
+        f"{_suggestion(ref)}"
     )
 
 

@@ -18,12 +18,24 @@ from typing import Any
 from memest.errors import ModelLoadError, closest
 from memest.files.folders import data_folder
 
-__all__ = ["CatalogueEntry", "aliases", "catalogue", "closest_models", "lookup", "model_types"]
+__all__ = [
+    "MIRRORS",
+    "CatalogueEntry",
+    "alias_reason",
+    "aliases",
+    "catalogue",
+    "closest_models",
+    "left_out",
+    "lookup",
+    "model_types",
+]
 
 _TEXT_FIELDS = (
     "id file model_type auto_class published_basis source provenance license note".split()
 )
 """Columns of the index that are kept as they are."""
+MIRRORS = ("mirror", "copy")
+"""How reasons of aliases begin that hold the weights of another model."""
 _SEPARATE_HEAD = re.compile(r"separate lm_head of vocab_size\*d_model=(\d+)")
 
 
@@ -105,6 +117,28 @@ def aliases() -> dict[str, str]:
 
 
 @functools.cache
+def left_out() -> dict[str, str]:
+    """Ids of models that were looked for and are not in the catalogue, to the reason."""
+    return {row["id"]: row["reason"] for row in _rows("excluded.csv")}
+
+
+@functools.cache
+def _reasons() -> dict[str, str]:
+    """Lower-case aliases, with their organisation and without, to why they are some."""
+    rows = _rows("aliases.csv")
+    short = {row["alias"].rpartition("/")[2].lower(): row["reason"] for row in rows}
+    return {**short, **{row["alias"].lower(): row["reason"] for row in rows}}
+
+
+def alias_reason(name: str) -> str:
+    """Why another id stands for an entry; empty where it is the entry's own."""
+    key = name.strip().strip("/").lower()
+    entry = lookup(name)
+    own = entry is None or key in (entry.id.lower(), entry.id.rpartition("/")[2].lower())
+    return "" if own else _reasons().get(key, "")
+
+
+@functools.cache
 def model_types() -> frozenset[str]:
     """Families that transformers builds with its own code."""
     return frozenset(entry.model_type for entry in catalogue())
@@ -144,6 +178,9 @@ def lookup(name: str) -> CatalogueEntry | None:
 def closest_models(name: str, *, limit: int = 3) -> tuple[str, ...]:
     """Ids of the catalogue that look most like ``name``, best first; may be empty."""
     ids = [entry.id for entry in catalogue()]
+    # their originals are what is meant, and Unsloth's copies are all alike
+    others = [alias for alias in aliases() if not alias_reason(alias).startswith(MIRRORS)]
+    name = re.sub(r"(?i)(-unsloth)?-bnb-4bit$", "", name)
     tail = name.rpartition("/")[2]
     by_tail = {each.rpartition("/")[2]: each for each in reversed(ids)}
     nearest: list[str] = []
@@ -158,6 +195,6 @@ def closest_models(name: str, *, limit: int = 3) -> tuple[str, ...]:
                 len(each),
             )
         )
-    nearest += closest(name, (*ids, *aliases()), limit=limit)
+    nearest += closest(name, (*ids, *others), limit=limit)
     nearest += [by_tail[each] for each in closest(tail, by_tail, limit=limit)]
     return tuple(dict.fromkeys(nearest))[:limit]

@@ -15,6 +15,7 @@ from typing import Any
 from memest.catalog.changes import split_changes
 from memest.catalog.config_file import check_config, guess_auto_class, read_config
 from memest.catalog.hub import CONFIG_NAME, fetch_config
+from memest.catalog.mirrors import copy_in_4bit, mirror_note, original_of_copy
 from memest.catalog.models import CatalogueEntry, lookup
 from memest.errors import ConfigError, ModelLoadError, UnknownModelError
 from memest.files.texts import of_windows, printable
@@ -127,8 +128,9 @@ def _adapter_hint(folder: Path) -> str:
     return ""
 
 
-def _from_catalogue(entry: CatalogueEntry, *, ref: str, notes: tuple[str, ...]) -> ModelSource:
-    config = entry.config()
+def _from_catalogue(
+    entry: CatalogueEntry, config: dict[str, Any], *, ref: str, notes: tuple[str, ...]
+) -> ModelSource:
     if entry.provenance == "config.json":
         provenance = f"memest's catalogue: the model's config.json, from {entry.source}"
     else:
@@ -141,11 +143,11 @@ def _from_catalogue(entry: CatalogueEntry, *, ref: str, notes: tuple[str, ...]) 
         if "dtype" not in str(config):  # torch_dtype or dtype, here or in a part's configuration
             rebuild_note += ". It names no dtype, so --dtype auto means float32"
         notes = (*notes, rebuild_note)
-    if ref.rpartition("/")[2].lower() != entry.id.rpartition("/")[2].lower():
-        notes = (f"{ref!r} has the architecture of {entry.id}, which was taken", *notes)
+    if note := mirror_note(ref, entry):
+        notes = (note, *notes)
     return ModelSource(
         kind="catalogue",
-        id=entry.id,
+        id=ref if original_of_copy(ref) != ref else entry.id,
         config=config,
         provenance=provenance,
         notes=notes,
@@ -225,7 +227,29 @@ def _resolve(ref: str, *, trust_remote_code: bool) -> ModelSource:
             trust_remote_code=trust_remote_code,
         )
     if entry is not None:
-        return _from_catalogue(entry, ref=ref, notes=notes)
-    path, provenance = fetch_config(ref)
+        config = copy_in_4bit(ref, entry, entry.config())
+        if config is not None:
+            return _from_catalogue(entry, config, ref=ref, notes=notes)
+    path, provenance = _fetch(ref, entry)
     name = f"the {CONFIG_NAME} of {ref}"
     return _from_config("hub", ref, path, name, provenance, trust_remote_code)
+
+
+def _fetch(ref: str, original: CatalogueEntry | None) -> tuple[Path, str]:
+    """The configuration of a hub id, and where it is from.
+
+    Raises:
+        UnknownModelError: as :func:`fetch_config` does; of a copy in 4 bits with what to type.
+        ModelLoadError: likewise.
+    """
+    try:
+        return fetch_config(ref)
+    except (UnknownModelError, ModelLoadError) as error:
+        if original is None:
+            raise
+        raise ModelLoadError(
+            f"{ref} is a copy of {original.id} of which only some layers are in 4 bits; which, its "
+            f"own {CONFIG_NAME} alone says, and the Hugging Face hub does not give it: name the "
+            f"path of that file, or take {original.id} with --qlora, all layers in 4 bits, which "
+            "needs somewhat less"
+        ) from error

@@ -39,7 +39,8 @@ class GpuSpec:
         l2_mib: level-2 cache in MiB.
         launch_year: year of announcement.
         sources: where the figures are from; ``recalled`` was not looked up.
-        confidence: ``high``, ``medium``, ``low``, or ``live`` for a reading of this machine.
+        confidence: ``high``, ``medium``, ``low``, ``live`` for a reading of this machine, or
+            ``given`` where the user gave its memory and nothing else is known.
         notes: remarks for the user.
         match_note: which variant a short name was taken for; not part of the card's identity.
     """
@@ -68,6 +69,11 @@ class GpuSpec:
     def slug(self) -> str:
         """The shortest stable spelling, for example ``a100-40gb``."""
         return self.aliases[0] if self.aliases else self.name
+
+    @property
+    def is_memory_alone(self) -> bool:
+        """Whether nothing but the memory is this card's own, which the user gave."""
+        return self.confidence == "given"
 
     @property
     def has_bf16(self) -> bool:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memest.cli.console import Output, write_document, write_out
+from memest.cli.console import Output, emit, write_document, write_out
 from memest.cli.exit_codes import ExitCode
 from memest.config.installed import release
 from memest.config.options import no_gpu, read_size, read_whole
 from memest.config.setup import choose
-from memest.errors import ConfigError, MemestError
+from memest.errors import ConfigError, MemestError, UnknownGpuError
 from memest.units import parse_size
 
 if TYPE_CHECKING:
@@ -190,6 +191,17 @@ def _named_gpus(answer: Estimate) -> list[GpuFit]:
     return [] if answer.gpu is None else [answer.gpu, *answer.common_gpus]
 
 
+def _say_what_was_taken(options: Mapping[str, Any]) -> None:
+    """What names of GPUs were taken for, where they left a choice."""
+    from memest.catalog.gpus import find_gpu
+
+    gpus = options.get("gpu") or ()
+    for name in [gpus] if isinstance(gpus, str) else gpus:
+        with suppress(UnknownGpuError):  # local: it was read
+            if note := find_gpu(name).match_note:
+                emit(f"memest: {note}")
+
+
 def _budget(text: str) -> int:
     budget = parse_size(text)
     if budget < 1:
@@ -241,4 +253,5 @@ def run_fits(
         if budget is not None:
             sentences.append(budget_sentence(answer, budget, verdicts[-1]))
         write_out("".join(f"{sentence}\n" for sentence in sentences))
+        _say_what_was_taken(options)
     return exit_code(*verdicts)

@@ -39,7 +39,7 @@ def _search(query: str) -> list[GpuSpec]:
     from memest.catalog.gpus import find_gpu, list_gpus, normalise
 
     try:
-        return [find_gpu(query)]
+        spec = find_gpu(query)
     except UnknownGpuError:
         search_text = normalise(query)
         gpu_specs = [
@@ -54,6 +54,9 @@ def _search(query: str) -> list[GpuSpec]:
         if not gpu_specs:
             raise
         return gpu_specs
+    size = spec.memory_marketing_gb
+    same_size = [other for other in list_gpus() if other.memory_marketing_gb == size]
+    return same_size if spec.is_memory_alone and same_size else [spec]
 
 
 def _capability(spec: GpuSpec) -> str:

@@ -251,6 +251,11 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
     def command(**values: Any) -> int:
         options = {name: value for name in names if _is_named(value := values.pop(name))}
         values.pop("help_group")
+        if "gpu" in options:
+            from memest.catalog.gpu_counts import split_gpu_counts
+
+            # before files are read: a number that stands with the name is an option like others
+            options = split_gpu_counts(options)
         several = "models" in values
         model_arguments = values["models"] if several else values["model"]
         question = read_question(

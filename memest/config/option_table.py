@@ -227,7 +227,8 @@ class _Arguments:
     )
     gpu: tuple[str, ...] = option(
         (),
-        "A GPU of `memest gpus`, or local (local:1) for one of this machine. Repeatable.",
+        "A GPU of `memest gpus` (8xh100: eight), or local (local:1) for one of this machine. "
+        "Repeatable.",
         "NAME",
         panel=Panel.GPU,
         short="A GPU of `memest gpus`, or local. Repeatable.",

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from memest.catalog.gpu_counts import split_gpu_count
 from memest.config.inputs import module_inputs_of
 from memest.config.options import argument, merge_options
 from memest.config.setup import Setup
@@ -94,6 +95,7 @@ def estimate(
         MemestError: with one paragraph that says what to do; see :mod:`memest.errors`.
     """
     calibration = argument("calibration", calibration, options)
+    gpu, options = split_gpu_count(gpu, setup, options)
     run_config = read_run(model)
     if run_config is not None:
         run_config = run_config.with_model(setup, options)
@@ -226,7 +228,10 @@ def answer(
         safe_batch=safe,
         common_gpus=tuple(fits),
         traced=run.program.micro_steps.depth_words,
-        notes=tuple(notes_of(run, main, rows, peaks)),
+        notes=(
+            *notes_of(run, main, rows, peaks),
+            *(each.spec.match_note for each in named_gpus[1:] if each.spec.match_note),
+        ),
         assumptions=assumptions,
         usual=tuple(text for text in assumptions if is_usual(text, facts.class_name)),
     )

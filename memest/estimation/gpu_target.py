@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from memest.catalog.capacity import usable_bytes
 from memest.catalog.cuda_context import ContextEstimate, context_estimate, loaded_kernels_later
-from memest.catalog.gpus import common_gpus, find_gpu, traits
+from memest.catalog.gpu_counts import split_gpu_counts
+from memest.catalog.gpus import REFERENCE_GPU, common_gpus, find_gpu, plain_name, traits
 from memest.catalog.nvml import resolve_gpu
 from memest.catalog.spec import GpuSpec
 from memest.config.installed import installed_version
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_CALIBRATION",
-    "REFERENCE_GPU",
     "Place",
     "TargetGpu",
     "TargetGpus",
@@ -44,7 +44,6 @@ __all__ = [
     "target_gpus",
 ]
 
-REFERENCE_GPU = "a100-80gb"
 NO_CALIBRATION = "none"
 """What ``--calibration`` says to take no profile, also where one would be found."""
 
@@ -71,7 +70,7 @@ def split_place(options: Mapping[str, Any]) -> tuple[Place, dict[str, Any]]:
     Raises:
         ConfigError: one of the place is given by two names, with different values.
     """
-    rest = dict(options)
+    rest = split_gpu_counts(options)
     values: Any = {
         name: argument(name, None, rest)
         for name in PLACE
@@ -109,7 +108,7 @@ def calibration_of(spec: GpuSpec, profile: str | None) -> ChosenCalibration | No
     Raises:
         ConfigError: the file is no calibration.
     """
-    if profile == NO_CALIBRATION:
+    if profile == NO_CALIBRATION or (profile is None and spec.is_memory_alone):
         return None
     if profile is not None:
         from memest.estimation.calibration_files import ChosenCalibration, read_calibration
@@ -248,7 +247,15 @@ def target_gpus(setup: Setup, **place: Unpack[Place]) -> TargetGpus:
     gpu, size = place.get("gpu"), place.get("gpu_memory")
     names = [gpu] if isinstance(gpu, str) else list(gpu or ())
     memory = None if size is None else read_size("gpu_memory", size)
+    for name in names:
+        if not name.strip().lower().startswith("local"):
+            _check_count(name, setup)
     specs = [resolve_gpu(name) for name in names] or [_reference(profile)]
+    if memory is not None and any(spec.is_memory_alone for spec in specs):
+        raise ConfigError(
+            f"--gpu {', '.join(names)} and --gpu-memory {size} both say how much memory there is: "
+            "drop one."
+        )
     if not names and profile is None:
         profile = NO_CALIBRATION  # nobody named a GPU, so none is known better than others
     targets = [
@@ -256,5 +263,30 @@ def target_gpus(setup: Setup, **place: Unpack[Place]) -> TargetGpus:
     ]
     if not names and memory is not None:
         targets = [replace(targets[0], name="your GPU")]
+    if len(targets) > 1:
+        targets = [
+            replace(target, name=f"{target.spec.name} ({target.spec.slug})")
+            if target.spec.is_memory_alone
+            else target
+            for target in targets
+        ]
     named_gpus = targets if names or memory is not None else []
     return TargetGpus(main=targets[0], named_gpus=named_gpus, torch=torch, context=context)
+
+
+def _check_count(name: str, setup: Setup) -> None:
+    """Refuse a name that says another number of GPUs than the run has.
+
+    Raises:
+        ConfigError: it does.
+    """
+    has = setup.distributed.num_gpus
+    try:
+        plain, count = plain_name(name)
+    except UnknownGpuError:
+        return  # what is wrong with it is said where it is looked up
+    if count not in (None, has):
+        raise ConfigError(
+            f"--gpu {name} says {count} GPUs and the setup has {has}: name the card alone, "
+            f"{plain}, and give the number to the setup."
+        )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from memest.catalog.gpu_counts import split_gpu_count
 from memest.config.options import (
     HARMLESS_ARGUMENTS,
     argument,
@@ -93,6 +94,7 @@ def advise(
         MemestError: as for :func:`memest.estimate`.
     """
     samples = read_effective_batch(effective_batch)
+    gpu, options = split_gpu_count(gpu, setup, options)
     gpus = [gpu] if isinstance(gpu, str) else list(gpu or ())
     place = Place(
         gpu=gpus,

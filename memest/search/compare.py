@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from memest.catalog.gpu_counts import split_gpu_count
 from memest.config.option_table import OWN_MODULE_NAMES
 from memest.config.options import argument
 from memest.config.setup import Setup
@@ -74,6 +75,7 @@ def compare(
         ConfigError: nothing to compare, or a scenario that cannot be.
         MemestError: as for :func:`memest.estimate`.
     """
+    gpu, options = split_gpu_count(gpu, setup, options)
     place = Place(
         gpu=gpu or None,
         gpu_memory=gpu_memory,

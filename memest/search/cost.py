@@ -25,11 +25,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memest.catalog.gpus import find_gpu
+from memest.catalog.gpus import REFERENCE_GPU, find_gpu
 from memest.catalog.nvml import resolve_gpu
 from memest.catalog.spec import GpuSpec, list_gpus
 from memest.config.setup import Precision, Setup
-from memest.estimation.gpu_target import REFERENCE_GPU, Place
+from memest.estimation.gpu_target import Place
 from memest.profiles.work import StepWork, Work
 from memest.report.result import Estimate
 from memest.search.profile import Profile
@@ -275,4 +275,5 @@ def spec_of(gpu: str | Sequence[str] | None) -> GpuSpec:
     """The GPU whose kernels run: the first one named, else the reference."""
     if not gpu:
         return find_gpu(REFERENCE_GPU)
-    return resolve_gpu(gpu if isinstance(gpu, str) else gpu[0])
+    spec = resolve_gpu(gpu if isinstance(gpu, str) else gpu[0])
+    return find_gpu(REFERENCE_GPU) if spec.is_memory_alone else spec

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memest.catalog.gpus import REFERENCE_GPU
 from memest.config.setup import Precision, Setup
 from memest.config.spelling import command_words
 from memest.errors import ConfigError, MemestError
 from memest.estimation.breakdown import moment_at
-from memest.estimation.gpu_target import REFERENCE_GPU
 from memest.files.texts import read_small
 from memest.profiles.stream import Stream
 from memest.replay.conf import AllocatorConf, parse_alloc_conf

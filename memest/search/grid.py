@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from memest.catalog.gpu_counts import split_gpu_counts
 from memest.config.option_table import OWN_MODULE_NAMES, PLACE
 from memest.config.options import HARMLESS_ARGUMENTS, find_option, setup_from_options
 from memest.config.setup import Software
@@ -72,8 +73,13 @@ def gpus_of(grid: Grid) -> tuple[str, ...]:
 
 
 def setup_options(options: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """The options of a point that belong to the training setup."""
-    return {name: value for name, value in options if name not in _APART}
+    """The options of a point that belong to the training setup.
+
+    Raises:
+        ConfigError: the name of a GPU says another number of them than an option.
+    """
+    split = split_gpu_counts(dict(options))
+    return {name: value for name, value in split.items() if name not in _APART}
 
 
 def json_value(value: Any) -> Any:

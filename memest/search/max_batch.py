@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from memest.catalog.gpu_counts import split_gpu_count
 from memest.config.options import (
     argument,
     merge_options,
@@ -103,6 +104,7 @@ def max_batch(
         (512, 'model')
     """
     calibration = argument("calibration", calibration, options)
+    gpu, options = split_gpu_count(gpu, setup, options)
     module_inputs, options = split_inputs(options)
     axis: SizeAxis = choose("--of", of, SizeAxis)
     setup = merge_options(setup, options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from memest.catalog.gpu_counts import split_gpu_count
 from memest.config.options import argument
 from memest.config.parallelism import Distributed
 from memest.config.setup import Setup
@@ -82,6 +83,7 @@ def stages(
             "have nothing of the kind: leave it out, or compare them by memest sweep with "
             "--over zero=1,2,3."
         )
+    gpu, options = split_gpu_count(gpu, setup, options)
     place = Place(
         gpu=gpu,
         gpu_memory=gpu_memory,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from memest.catalog.gpu_counts import split_gpu_count
 from memest.config.options import argument, no_gpu
 from memest.config.parallelism import Strategy
 from memest.config.setup import Precision, Setup
@@ -82,6 +83,7 @@ def suggest(
     """
     if not gpu and gpu_memory is None:
         raise no_gpu("suggest")
+    gpu, options = split_gpu_count(gpu, setup, options)
     place = Place(
         gpu=[gpu] if gpu else [],
         gpu_memory=gpu_memory,

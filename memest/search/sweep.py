@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from memest.config.options import read_whole, split_inputs
 from memest.errors import ConfigError, MemestError, UnknownModelError
 from memest.search.answer import WorkUnit, answer, in_order, units_of
-from memest.search.grid import Grid, gpus_of, read_grid
+from memest.search.grid import Grid, gpus_of, read_grid, setup_options
 from memest.search.points import Sweep, SweepPoint
 
 if TYPE_CHECKING:
@@ -210,6 +210,7 @@ def _check_gpus(grid: Grid, *, on_cluster: bool) -> None:
                 "example --gpu rtx-4090."
             )
         resolve_gpu(name)
+        setup_options([("gpu", name), *(each for each in grid.fixed if each[0] != "gpu")])
 
 
 def _check_model(model: str, *, trust_remote_code: bool) -> None:

@@ -8,6 +8,8 @@ configurations, mixed precision), ``kernels/utils.py`` (buffers), ``kernels/fast
 
 from __future__ import annotations
 
+from memest.catalog.mirrors import is_dynamic_copy, original_of_copy
+from memest.catalog.models import lookup
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
 from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.found import Found
@@ -27,7 +29,6 @@ CONFIG_DEFAULTS = {
 _TARGETS = "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj".split()
 _TARGET_SWITCHES = """finetune_vision_layers finetune_language_layers finetune_attention_modules
     finetune_mlp_modules finetune_audio_layers""".split()
-_DYNAMIC, _COPY = "-unsloth-bnb-4bit", "-bnb-4bit"
 _TABLE = KeyTable(
     options={**MODELS, "max_seq_length": Key("seq_len", "whole")},
     readers=(read_checkpointing,),
@@ -131,9 +132,11 @@ def _name(document: CallDocument, load: Call, four: bool) -> None:
                 key, "unsloth/Llama-3.2-1B-Instruct", "default of Unsloth's from_pretrained"
             )
         return
-    dynamic = name.endswith(_DYNAMIC)
-    copy_of = name.removesuffix(_DYNAMIC).removesuffix(_COPY)
+    dynamic, copy_of = is_dynamic_copy(name), original_of_copy(name)
     if copy_of != name and copy_of.startswith("unsloth/"):
+        original = lookup(name)
+        if original is not None and lookup(copy_of) is None:
+            copy_of = original.id
         document.put(key, Value(copy_of), load)
     plain = not dynamic and copy_of == name
     if four and (dynamic or (plain and document.get("use_exact_model_name") is not True)):

@@ -92,6 +92,7 @@ def test_values_that_cannot_be_are_named_and_left_out(open_page: Open) -> None:
         ({"fp16": "true", "precision": "bf16"}, "contradict each other"),
         ({"bach": "64"}, "bach of the link was left out"),
         ({"batch": "4", "per_device_train_batch_size": "64"}, "batch is named twice"),
+        ({"gpu": "8xh100", "num_gpus": "4"}, "gpu=8xh100 of the link was left out"),
     ],
 )
 def test_a_link_that_says_two_things_is_not_understood_as_one(
@@ -129,6 +130,16 @@ def test_a_choice_is_no_longer_named_when_another_is_made(open_page: Open) -> No
     app.number_input(key="batch").set_value(4).run()
     assert not app.warning
     assert app.button_group(key="tab").value == "Assumptions"
+
+
+def test_a_number_of_gpus_goes_to_its_own_input(open_page: Open) -> None:
+    app = open_page(model=MODEL, gpu="2xt4")
+    assert app.selectbox(key="gpu").value == "t4"
+    assert app.number_input(key="num_gpus").value == 2
+    typed = ExplorerQuestion.of(MODEL, {"num_gpus": 2}).with_gpu("4 x RTX 4090")
+    assert dict(typed.options) == {"num_gpus": 4, "gpu": ("rtx-4090",)}
+    assert typed.with_gpu("").gpus == ()
+    assert typed.with_gpu("zebra").gpus == ("zebra",)
 
 
 def test_what_others_add_to_a_link_is_passed_over(open_page: Open) -> None:

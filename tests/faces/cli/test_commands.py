@@ -123,6 +123,21 @@ def test_fits(cli, tiny, memory, code):
     assert done.stderr == ""
 
 
+def test_fits_says_what_a_name_was_taken_for(cli, tiny):
+    done = cli("fits", tiny, "--batch", "2", "--gpu", "24GB")
+    given = cli("fits", tiny, "--batch", "2", "--gpu-memory", "24GiB")
+    assert done.stdout == given.stdout
+    assert "as --gpu-memory 24GiB does" in done.stderr
+    assert cli("fits", tiny, "--batch", "2", "--gpu", "24GB", "--quiet").stderr == ""
+
+
+def test_a_number_of_gpus_stands_with_their_name(cli, tiny):
+    typed = cli("estimate", tiny, "--batch", "2", "--gpu", "2xt4", "--json")
+    spelled = cli("estimate", tiny, "--batch", "2", "--gpu", "t4", "--num-gpus", "2", "--json")
+    assert json.loads(typed.stdout) == json.loads(spelled.stdout)
+    assert json.loads(typed.stdout)["setup"]["num_gpus"] == 2
+
+
 SAMPLE = """
 import sys
 import memest.estimation.estimate
