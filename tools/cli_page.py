@@ -14,7 +14,7 @@ from pathlib import Path
 PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 COMMANDS = (
     "estimate", "fits", "max-batch", "compare", "advise", "sweep", "stages", "explain-oom",
-    "replay", "validate", "models", "gpus", "app", "cache", "env", "completion", "help",
+    "replay", "validate", "models", "gpus", "app", "mcp", "cache", "env", "completion", "help",
     *(f"calibrate {name}" for name in (
         "run", "verify", "fit", "report", "show", "export", "import", "merge",
     )),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memest.cli.console import Output, write_document, write_out
+from memest.cli.console import Output, write_out
 from memest.config.installed import release
 from memest.config.options import no_gpu, read_size, read_whole
 from memest.config.setup import choose
@@ -224,7 +224,7 @@ def run_fits(
         document = answer.to_dict()
         if budget is not None:
             document["fail_over"] = {"bytes": budget, "verdict": verdicts[-1].value}
-        write_document(document)
+        output.document(document)
     elif not output.quiet:
         sentences = [] if answer.gpu is None else [verdict_sentence(answer)]
         sentences += [gpu_sentence(fit, answer.model.id) for fit in _named_gpus(answer)[1:]]

@@ -19,6 +19,7 @@ from memest.cli.explain_oom import explain_oom
 from memest.cli.gpus import gpus
 from memest.cli.help import completion, epilog_of, show_help
 from memest.cli.max_batch import max_batch
+from memest.cli.mcp import mcp
 from memest.cli.models import models
 from memest.cli.read import read
 from memest.cli.replay import replay
@@ -77,6 +78,7 @@ def build() -> Any:
         models,
         gpus,
         app,
+        mcp,
         cache,
         env,
         completion,

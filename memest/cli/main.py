@@ -7,7 +7,6 @@ Exit codes: 0 done (for ``fits``: it fits), 1 failure, 2 wrong usage, 3 tight, 4
 from __future__ import annotations
 
 import contextlib
-import errno
 import gc
 import os
 import sys
@@ -15,66 +14,14 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from memest.cli.argv import (
-    ESTIMATING,
-    SWITCHED_OFF,
-    closest_flags,
-    normalise,
-    plain_question,
-    with_launch,
-)
+from memest.cli.argv import normalise, plain_question, with_launch
 from memest.cli.console import PipeClosedError, emit, write_document
+from memest.cli.failures import FAILURE, error_document, explain
 from memest.errors import MemestError
 
 __all__ = ["run"]
 
-_FAILURE, _USAGE, _MISSING, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 6, 130, 141
-
-
-def _explain_usage(error: Any) -> str:
-    """One paragraph of what Typer's parser has to say."""
-    path = getattr(getattr(error, "ctx", None), "command_path", "") or "memest"
-    message = error.format_message().strip()
-    flag = getattr(error, "option_name", "")
-    if message.startswith("No such option"):
-        estimating = path.rpartition(" ")[2] in ESTIMATING
-        suggestions = closest_flags(flag) if estimating else error.possibilities or []
-        message = f"there is no option {flag}."
-        if flag == SWITCHED_OFF:
-            message = "there is no such switch to be named with a word for false."
-            suggestions = []
-        if suggestions:
-            message += f" Did you mean {' or '.join(suggestions)}?"
-    elif message and message[-1] not in ".?!":
-        message += "."
-    if message.startswith("No such command"):
-        message += " A model is named after a command: memest estimate MODEL."
-    return f"{message} `{path} --help` has all options."
-
-
-def _explain_os(error: OSError) -> str:
-    place = f" {error.filename}" if error.filename else ""
-    if error.errno == errno.ENOSPC:
-        return f"no space left on the device{place}: free some, or write elsewhere."
-    return f"the operating system refuses{place}: {error.strerror or error}."
-
-
-def _explain(error: BaseException) -> tuple[str, int]:
-    """The paragraph and the exit code for an error."""
-    if isinstance(error, MemestError):
-        return str(error), error.exit_code
-    if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-        return _explain_usage(error), _USAGE
-    if isinstance(error, OSError):
-        return _explain_os(error), _FAILURE
-    package = (getattr(error, "name", None) or "").partition(".")[0]
-    if isinstance(error, ModuleNotFoundError) and package not in ("", "memest"):
-        return f"the package {package} is not installed: pip install 'memest[all]'.", _MISSING
-    if isinstance(error, MemoryError):
-        return "this machine's own memory ran out: try fewer --steps or --grad-accum.", _FAILURE
-    report = "please report it with the output of `memest env` and of this command with --debug"
-    message = f"unexpected {type(error).__name__}: {error}. This is a bug in memest: {report}."
-    return message, _FAILURE
+_INTERRUPTED, _BROKEN_PIPE = 130, 141
 
 
 def _guard(work: Callable[[], Any], *, debug: bool, as_json: bool) -> int:
@@ -92,12 +39,12 @@ def _guard(work: Callable[[], Any], *, debug: bool, as_json: bool) -> int:
     except SystemExit as stop:
         # rich and Typer leave this way when the reader of a help page is gone
         _forget_stdout()
-        return stop.code if isinstance(stop.code, int) else _FAILURE
+        return stop.code if isinstance(stop.code, int) else FAILURE
     except Exception as error:  # noqa: BLE001 - the last stop: every error gets its paragraph
         if type(error).__name__ == "Abort":
             emit("memest: interrupted.")
             return _INTERRUPTED
-        message, code = _explain(error)
+        message, code = explain(error)
         if debug:
             traceback.print_exception(error)
         emit(f"memest: {message}")
@@ -105,8 +52,7 @@ def _guard(work: Callable[[], Any], *, debug: bool, as_json: bool) -> int:
             _forget_stdout()
         elif as_json:
             with contextlib.suppress(OSError, ValueError, MemestError, PipeClosedError):
-                error_document = {"message": message, "exit_code": code}
-                write_document({"schema_version": 1, "error": error_document})
+                write_document(error_document(message, code))
         return code
     return answer if isinstance(answer, int) else 0
 
