@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memest.cli.console import Output, emit, write_document, write_out
+from memest.cli.console import Output, write_out
 from memest.cli.exit_codes import ExitCode
 from memest.config.installed import release
 from memest.config.options import no_gpu, read_size, read_whole
@@ -191,7 +191,7 @@ def _named_gpus(answer: Estimate) -> list[GpuFit]:
     return [] if answer.gpu is None else [answer.gpu, *answer.common_gpus]
 
 
-def _say_what_was_taken(options: Mapping[str, Any]) -> None:
+def _say_what_was_taken(options: Mapping[str, Any], output: Output) -> None:
     """What names of GPUs were taken for, where they left a choice."""
     from memest.catalog.gpus import find_gpu
 
@@ -199,7 +199,7 @@ def _say_what_was_taken(options: Mapping[str, Any]) -> None:
     for name in [gpus] if isinstance(gpus, str) else gpus:
         with suppress(UnknownGpuError):  # local: it was read
             if note := find_gpu(name).match_note:
-                emit(f"memest: {note}")
+                output.note(note)
 
 
 def _budget(text: str) -> int:
@@ -246,12 +246,12 @@ def run_fits(
         document = answer.to_dict()
         if budget is not None:
             document["fail_over"] = {"bytes": budget, "verdict": verdicts[-1].value}
-        write_document(document)
+        output.document(document)
     elif not output.quiet:
         sentences = [] if answer.gpu is None else [verdict_sentence(answer)]
         sentences += [gpu_sentence(fit, answer.model.id) for fit in _named_gpus(answer)[1:]]
         if budget is not None:
             sentences.append(budget_sentence(answer, budget, verdicts[-1]))
         write_out("".join(f"{sentence}\n" for sentence in sentences))
-        _say_what_was_taken(options)
+        _say_what_was_taken(options, output)
     return exit_code(*verdicts)

@@ -21,6 +21,7 @@ from memest.cli.gpus import gpus
 from memest.cli.help import completion, show_help
 from memest.cli.help_pages import HelpCommand, HelpGroup
 from memest.cli.max_batch import max_batch
+from memest.cli.mcp import mcp
 from memest.cli.models import models
 from memest.cli.read import read
 from memest.cli.replay import replay
@@ -79,6 +80,7 @@ def build() -> Any:
         models,
         gpus,
         app,
+        mcp,
         cache,
         env,
         selftest,

@@ -201,11 +201,19 @@ class Output:
             options: which part of the report is shown.
         """
         if self.as_json:
-            write_out(f"{answer.to_json()}\n")
+            self.document(answer.to_dict())
         elif self.quiet:
             write_out("".join(f"{sentence}\n" for sentence in sentences()))
         else:
             self.report(answer, **options)
+
+    def document(self, document: dict[str, Any]) -> None:
+        """Write the document of an answer to stdout."""
+        write_document(document)
+
+    def note(self, text: str) -> None:
+        """Say on stderr what an answer leaves out."""
+        emit(f"memest: {text}")
 
     def report(self, answer: Answer, **options: Any) -> None:
         """Write the report of an answer to stdout.

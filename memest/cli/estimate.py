@@ -19,7 +19,7 @@ def estimate(
     model: ModelArgument,
     *,
     options: dict[str, Any],
-    run: RunConfig,
+    run: RunConfig | None,
     output: Output,
     explain: Annotated[
         bool,
@@ -102,7 +102,7 @@ def fits(
     model: ModelArgument,
     *,
     options: dict[str, Any],
-    run: RunConfig,
+    run: RunConfig | None,
     output: Output,
     fail_over: Annotated[
         str | None,

@@ -72,6 +72,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("memest app", "the explorer in a browser"),
         ("memest app --port 8600 --no-browser", "on a server"),
     ),
+    "mcp": (
+        ("memest mcp", "started by an AI assistant, as `claude mcp add memest -- memest mcp` says"),
+        ("memest mcp --run-code", "for modules of your own too"),
+    ),
     "cache": (
         ("memest cache", "step profiles on disk"),
         ("memest cache --clear", "remove them"),

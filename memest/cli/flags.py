@@ -81,6 +81,8 @@ def shows(
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Give a command the flags of its output, as one parameter ``output``.
 
+    Who calls the command from Python may give ``output`` in their place.
+
     Args:
         quiet: help of ``--quiet``; None where there is none.
         without: parts of :class:`Output` that have no flag here.
@@ -91,11 +93,11 @@ def shows(
     def decorate(function: Callable[..., int]) -> Callable[..., int]:
         signature = inspect.signature(function, eval_str=True)
 
-        def command(**values: Any) -> int:
-            output = Output(**{name: values.pop(name) for name in names})
-            return function(
-                **values, **({"output": output} if "output" in signature.parameters else {})
-            )
+        def command(*, output: Output | None = None, **values: Any) -> int:
+            given = {name: values.pop(name) for name in names}
+            if "output" in signature.parameters:
+                values["output"] = Output(**given) if output is None else output
+            return function(**values)
 
         flags = []
         for name in names:

@@ -6,7 +6,6 @@ What the codes mean is told by :mod:`memest.cli.exit_codes`.
 from __future__ import annotations
 
 import contextlib
-import errno
 import gc
 import os
 import sys
@@ -14,86 +13,14 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from memest.cli.argv import (
-    ALL,
-    ESTIMATING,
-    SWITCHED_OFF,
-    closest_flags,
-    normalise,
-    plain_question,
-    with_launch,
-)
+from memest.cli.argv import normalise, plain_question, with_launch
 from memest.cli.console import PipeClosedError, begin, emit, has_written, write_document
 from memest.cli.dialogue import ask_question, on_terminal
-from memest.cli.exit_codes import (
-    HOST_MEMORY,
-    OPERATING_SYSTEM,
-    UNEXPECTED,
-    USAGE,
-    ExitCode,
-    kind_of,
-)
-from memest.config.options import HARMLESS_ARGUMENTS
-from memest.errors import MemestError, MissingDependencyError, closest
+from memest.cli.exit_codes import ExitCode
+from memest.cli.failures import error_document, explain
+from memest.errors import MemestError
 
 __all__ = ["run"]
-
-_MODEL_FLAGS = frozenset({"--model", "--model-name", "--model-name-or-path"})
-
-
-def _explain_usage(error: Any) -> str:
-    """One paragraph of what Typer's parser has to say."""
-    path = getattr(getattr(error, "ctx", None), "command_path", "") or "memest"
-    estimating = path.rpartition(" ")[2] in ESTIMATING
-    message = error.format_message().strip()
-    flag = getattr(error, "option_name", "")
-    if message.startswith("No such option"):
-        message = _no_such_option(flag, error.ctx, estimating=estimating)
-    elif message and message[-1] not in ".?!":
-        message += "."
-    return f"{message} `{path} --help{f' {ALL}' if estimating else ''}` has all options."
-
-
-def _no_such_option(flag: str, context: Any, *, estimating: bool) -> str:
-    """What to say of an option that is none."""
-    if flag == SWITCHED_OFF:
-        return "there is no such switch to be named with a word for false."
-    problem = f"there is no option {flag}."
-    if estimating and flag in _MODEL_FLAGS:
-        return f"{problem} The model is named without one: {context.command_path} MODEL."
-    if estimating and flag.lstrip("-").replace("-", "_") in HARMLESS_ARGUMENTS:
-        return f"{problem} It changes no memory: leave it out."
-    own = [spelling for each in context.command.get_params(context)
-           for spelling in each.opts if not getattr(each, "hidden", False)]  # fmt: skip
-    near = closest_flags(flag, own) if estimating else closest(flag, own)
-    return f"{problem} Did you mean {' or '.join(near)}?" if near else problem
-
-
-def _explain_os(error: OSError) -> str:
-    place = f" {error.filename}" if error.filename else ""
-    if error.errno == errno.ENOSPC:
-        return f"no space left on the device{place}: free some, or write elsewhere."
-    return f"the operating system refuses{place}: {error.strerror or error}."
-
-
-def _explain(error: BaseException) -> tuple[str, str, int]:
-    """The kind of an error, its paragraph and its exit code."""
-    if isinstance(error, MemestError):
-        return kind_of(error), str(error), error.exit_code
-    if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-        return USAGE, _explain_usage(error), ExitCode.USAGE
-    if isinstance(error, OSError):
-        return OPERATING_SYSTEM, _explain_os(error), ExitCode.FAILURE
-    package = (getattr(error, "name", None) or "").partition(".")[0]
-    if isinstance(error, ModuleNotFoundError) and package not in ("", "memest"):
-        message = f"the package {package} is not installed: pip install 'memest-gpu[all]'."
-        return MissingDependencyError.__name__, message, ExitCode.MISSING
-    if isinstance(error, MemoryError):
-        message = "this machine's own memory ran out: try fewer --steps or --grad-accum."
-        return HOST_MEMORY, message, ExitCode.FAILURE
-    report = "please report it with the output of `memest env` and of this command with --debug"
-    message = f"unexpected {type(error).__name__}: {error}. This is a bug in memest: {report}."
-    return UNEXPECTED, message, ExitCode.FAILURE
 
 
 def _guard(work: Callable[[], Any], *, debug: bool, as_json: bool) -> int:
@@ -116,14 +43,13 @@ def _guard(work: Callable[[], Any], *, debug: bool, as_json: bool) -> int:
         if type(error).__name__ == "Abort":
             emit("memest: interrupted.")
             return ExitCode.INTERRUPTED
-        kind, message, code = _explain(error)
+        kind, message, code = explain(error)
         if debug:
             traceback.print_exception(error)
         emit(f"memest: {message}")
         if as_json and not has_written():  # else the answer is out, and stdout has one document
             with contextlib.suppress(OSError, ValueError, MemestError, PipeClosedError):
-                error_document = {"kind": kind, "message": message, "exit_code": code}
-                write_document({"schema_version": 1, "error": error_document})
+                write_document(error_document(kind, message, code))
         if isinstance(error, OSError):
             _forget_stdout()
         return code

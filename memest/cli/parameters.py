@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from memest.cli.argv import DECIDED, HELP_GROUP, SWITCHED_OFF
-from memest.cli.console import emit
+from memest.cli.console import Output
 from memest.cli.flags import value_flag, with_signature
 from memest.cli.help_pages import remember_group
 from memest.config.option import Kind, Option
@@ -243,12 +243,14 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
             models.
 
     Returns:
-        The command for Typer, with a signature of its own.
+        The command for Typer, with a signature of its own; Python may leave out what has a default,
+        and name ``output``.
     """
     signature = inspect.signature(function, eval_str=True)
     names = [option.name for option in OPTIONS]
 
-    def command(**values: Any) -> int:
+    def command(*, output: Output | None = None, **given: Any) -> int:
+        values = {**defaults, **given}
         options = {name: value for name in names if _is_named(value := values.pop(name))}
         values.pop("help_group")
         if "gpu" in options:
@@ -277,11 +279,15 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
         if "runs" in signature.parameters:
             values["runs"] = question.runs
         if "run" in signature.parameters:
-            values["run"] = question.run
+            # as for a plain question: without files there is nothing to say of origins
+            plain = output is not None and not question.run.sources
+            values["run"] = None if plain else question.run
         elif not values.get("quiet"):
             for run in question.runs or (question.run,):
                 for note in filter(None, (run.sources_note, *run.notes)):
-                    emit(f"memest: {note}")
+                    (output or Output()).note(note)
+        if output is not None:
+            values["output"] = output
         return function(options=question.options, **values)
 
     own_parameters = [
@@ -302,4 +308,5 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
         for name, kind in _CONFIGURATIONS.items()
     ]
     parameters = [*arguments, *files, *map(_parameter, OPTIONS), *rest]
+    defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
     return with_signature(command, function, signature.replace(parameters=parameters))

@@ -17,6 +17,7 @@ import torch
 
 from memest.catalog.resolve import ModelSource
 from memest.config.attention import check_flash_dtype
+from memest.config.own_code import check_own_code
 from memest.config.packages import TRANSFORMERS
 from memest.config.setup import Attention, Dtype, Setup, Task, read_casts
 from memest.errors import (
@@ -121,6 +122,7 @@ def _config(source: ModelSource, transformers: Any) -> Any:
     values = copy.deepcopy(source.config or {})
     model_type = values.get("model_type")
     if source.trust_remote_code and values.get("auto_map"):
+        check_own_code(f"{source.id} (--trust-remote-code)")
         try:
             return transformers.AutoConfig.from_pretrained(
                 source.path or source.id, trust_remote_code=True

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from memest.config.own_code import check_own_code
 from memest.errors import ConfigError, MemestError, ModelLoadError, closest
 from memest.trace.cuda.devices import cuda_is_meta
 from memest.trace.isolation import line_of
@@ -28,11 +29,13 @@ def import_reference(reference: str, flag: str = "") -> Any:
 
     Raises:
         ModelLoadError: there is no such module or name, or importing it failed.
+        ConfigError: no name of that kind, or such code is not to be run.
     """
     label = f"{flag} {reference}".strip()
     module_name, colon, attribute = reference.partition(":")
     if not colon or not module_name or not attribute:
         raise ConfigError(f"{label} is no package.module:name: write for example train:build.")
+    check_own_code(label)
     with _current_directory():
         try:
             module = importlib.import_module(module_name)

@@ -36,10 +36,15 @@ def test_both_commands_are_one_line_and_set_everything_up():
     assert all("-c constraints.txt" in command for command in commands)
 
 
+EXAMPLES = [
+    path for path in sorted([*ROOT.glob("examples/*"), *ROOT.glob("examples/*/*")])
+    if path.is_file() and path.suffix != ".pyc"
+]  # fmt: skip
 PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs/cli").glob("*.md")),
     *sorted(ROOT.glob("*.md")),
+    *(path for path in EXAMPLES if path.suffix == ".md"),
 ]
 
 
@@ -88,13 +93,18 @@ def test_every_page_is_in_the_index():
     linked = set(re.findall(r"\]\(([^)#]+)", index))
     files = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
     files |= {"cli/README.md"}  # which has its own, and is generated
-    files |= {
-        str(path.relative_to(ROOT / "docs"))
-        for path in (ROOT / "docs/examples").rglob("*")
-        if path.is_file()
-    }
 
-    assert linked == files
+    assert linked == files | {"../examples/README.md"}
+
+
+def test_every_example_is_on_its_page():
+    import re
+
+    folder = ROOT / "examples"
+    linked = set(re.findall(r"\]\(([^)#]+)", (folder / "README.md").read_text(encoding="utf-8")))
+    files = {path.relative_to(folder).as_posix() for path in EXAMPLES} - {"README.md"}
+
+    assert {name for name in linked if not name.startswith("../")} == files
 
 
 def test_the_site_and_the_index_have_the_same_parts():

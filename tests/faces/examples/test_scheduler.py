@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
-import tomllib
 
 import pytest
 
 from support.paths import ROOT
 
-EXAMPLES = ROOT / "docs/examples"
+EXAMPLES = ROOT / "examples"
 MODEL = (
     "bert-large-uncased?num_hidden_layers=2&hidden_size=64&intermediate_size=128"
     "&num_attention_heads=2&vocab_size=1000"
@@ -20,36 +16,6 @@ MODEL = (
 WORDS = f"'{MODEL}' --batch 2 --seq-len 32"
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="no bash on this machine")
-
-
-@pytest.fixture
-def bash(tmp_path):
-    """Run a script with the real memest and stand-ins for the tools of a cluster."""
-    pytest.importorskip("transformers")
-    tools = tmp_path / "bin"
-    tools.mkdir()
-
-    def tool(name, body):
-        path = tools / name
-        path.write_text(f"#!/bin/bash\n{body}\n")
-        path.chmod(0o755)
-
-    tool("memest", f'exec "{sys.executable}" -m memest "$@"')
-    tool("python", f'exec "{sys.executable}" "$@"')
-    tool("scancel", f'echo "$@" >> "{tmp_path}/cancelled"')
-
-    def run(*command, gpu=None, **env):
-        if gpu is not None:
-            tool("nvidia-smi", f'echo "{gpu}"')
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "MEMEST_FITS"))}
-        return subprocess.run(
-            ["bash", *command], capture_output=True, text=True, check=False, timeout=300,
-            cwd=tmp_path, stdin=subprocess.DEVNULL,
-            env=kept | {"PATH": f"{tools}:/usr/bin:/bin", "HF_HUB_OFFLINE": "1"} | env,
-        )  # fmt: skip
-
-    run.tmp_path = tmp_path
-    return run
 
 
 PROLOG = str(EXAMPLES / "slurm/task_prolog.sh")
@@ -197,12 +163,16 @@ def test_inputs_are_never_part_of_the_script(bash):
         assert "${{" not in step["run"]
 
 
-def test_the_action_installs_what_the_package_has():
+def test_the_action_installs_what_it_is_told(bash):
+    """The name alone is another project's on the package index."""
     install = next(step for step in _action()["runs"]["steps"] if step["id"] == "install")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert _action()["inputs"]["requirement"]["required"] is True
+    assert install["env"] == {"REQUIREMENT": "${{ inputs.requirement }}"}
 
-    assert f'"{project["name"]}[torch]"' in install["run"]
-    assert "torch" in project["optional-dependencies"]
+    bash.tool("python", 'printf "%s\\n" "$@"')
+    done = bash("-c", install["run"], REQUIREMENT="./memest-gpu[torch] ; touch stolen")
+    assert done.stdout.splitlines()[-1] == "./memest-gpu[torch] ; touch stolen"
+    assert not (bash.tmp_path / "stolen").exists()
 
 
 def test_the_workflow_gives_only_inputs_that_there_are():
@@ -210,4 +180,6 @@ def test_the_workflow_gives_only_inputs_that_there_are():
     text = (EXAMPLES / "github-action/workflow.yml").read_text(encoding="utf-8")
     (job,) = yaml.safe_load(text)["jobs"].values()
 
-    assert set(job["steps"][-1]["with"]) <= set(_action()["inputs"])
+    given, inputs = set(job["steps"][-1]["with"]), _action()["inputs"]
+    assert given <= set(inputs)
+    assert {name for name, about in inputs.items() if about.get("required")} <= given

@@ -1,4 +1,4 @@
-"""The notebook of the docs runs from its first cell to its last."""
+"""The notebooks of the examples run from their first cell to their last."""
 
 from __future__ import annotations
 
@@ -13,15 +13,21 @@ nbclient = pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")
 pytest.importorskip("transformers")
 
-NOTEBOOK = ROOT / "docs/examples/memory.ipynb"
+NOTEBOOKS = {
+    "memory": (ROOT / "examples/memory.ipynb", {"text/html", "image/png"}),
+    "colab": (ROOT / "examples/colab.ipynb", {"text/html"}),
+}
+"""By name: the file, and what it shows."""
 
 
 @pytest.mark.slow
-def test_it_runs_and_shows_what_it_promises(monkeypatch, tmp_path):
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_it_runs_and_shows_what_it_promises(name, monkeypatch, tmp_path):
+    path, shown = NOTEBOOKS[name]
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     client = nbclient.NotebookClient(
         notebook, timeout=300, kernel_name="python3",
@@ -36,13 +42,21 @@ def test_it_runs_and_shows_what_it_promises(monkeypatch, tmp_path):
             assert output.output_type != "error"
             assert output.get("name") != "stderr", output
             kinds |= set(output.get("data", ()))
-    assert {"text/html", "image/png"} <= kinds
+    assert shown <= kinds
     assert all(cell.source.strip() for cell in cells)
 
 
-def test_it_is_kept_without_outputs():
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_it_is_kept_without_outputs(name):
+    notebook = nbformat.read(NOTEBOOKS[name][0], as_version=4)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             assert cell.outputs == []
             assert cell.execution_count is None
+
+
+def test_the_one_for_colab_installs_before_it_imports():
+    cells = nbformat.read(NOTEBOOKS["colab"][0], as_version=4).cells
+    first, second, *_ = (cell.source for cell in cells if cell.cell_type == "code")
+    assert "%pip install" in first
+    assert "import memest" in second

@@ -483,7 +483,7 @@ def graph():
         ("data/reference/xmem.jsonl", ("published/test_xmem.py",), ("proof/ranks/test_zero.py",)),
         ("tools/cli_page.py", ("faces/docs/test_readme.py",), ("published/test_xmem.py",)),
         ("benchmarks/speed/suite.py", ("unit/benchmarks/test_suite.py",), ()),
-        ("docs/examples/memory.ipynb", ("faces/notebook/test_example.py",), ()),
+        ("examples/memory.ipynb", ("faces/notebook/test_example.py",), ()),
     ],
     ids=lambda value: value if isinstance(value, str) else "x",
 )  # fmt: skip
@@ -505,7 +505,7 @@ def test_what_runs_code_that_is_no_import_is_seen(graph):
         "faces/cli/test_help.py": "memest/cli/sweep.py",  # python -m memest
         "faces/notebook/test_example.py": "memest/estimation/estimate.py",  # a notebook's cells
         "faces/docs/test_own_pages.py": "calibration/live/trainer.py",  # a page's code
-        "unit/calibration/live/test_lightning_example.py": "docs/examples/lightning_callback.py",
+        "unit/calibration/live/test_lightning_example.py": "examples/lightning_callback.py",
         "unit/calibration/live/test_two_ranks.py": "tests/support/two_ranks.py",
         "faces/app/test_browser.py": "app/streamlit_app.py",
         "unit/sharding/test_block_states.py": "memest/trace/optimizers/torch.py",

@@ -14,7 +14,7 @@ lightning = pytest.importorskip("lightning")
 import memest
 from memest.errors import DoesNotFitError
 
-EXAMPLE = ROOT / "docs/examples/lightning_callback.py"
+EXAMPLE = ROOT / "examples/lightning_callback.py"
 
 
 class Net(lightning.LightningModule):

@@ -1,0 +1,19 @@
+#!/bin/bash
+# Ask before a launch: memest reads the very command that is launched, and runs nothing of it.
+#
+#   GPU=rtx-4090 bash launch.sh axolotl train axolotl.yaml
+#   GPU=a100-80gb bash launch.sh accelerate launch --config_file fsdp2.yaml train.py --bf16
+#
+# Without GPU the card of this machine is asked for. Ends with 4, and launches nothing, where the run
+# would not fit; else with what the launch ends with.
+set -u
+[ $# -gt 0 ] || { echo "usage: GPU=t4 bash launch.sh COMMAND ..." >&2; exit 2; }
+
+memest fits --gpu "${GPU:-local}" -- "$@"
+case $? in
+    0) ;;
+    3) echo "tight: launched, but watch it" >&2 ;;
+    4) echo "does not fit: not launched" >&2; exit 4 ;;
+    *) echo "memest cannot say: launched" >&2 ;;
+esac
+exec "$@"

@@ -1,0 +1,85 @@
+"""What went wrong, as a kind, one paragraph and an exit code."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+from memest.cli.argv import ALL, ESTIMATING, SWITCHED_OFF, closest_flags
+from memest.cli.exit_codes import (
+    HOST_MEMORY,
+    OPERATING_SYSTEM,
+    UNEXPECTED,
+    USAGE,
+    ExitCode,
+    kind_of,
+)
+from memest.config.options import HARMLESS_ARGUMENTS
+from memest.errors import MemestError, MissingDependencyError, closest
+
+__all__ = ["error_document", "explain"]
+
+_MODEL_FLAGS = frozenset({"--model", "--model-name", "--model-name-or-path"})
+
+
+def _explain_usage(error: Any) -> str:
+    """One paragraph of what Typer's parser has to say."""
+    path = getattr(getattr(error, "ctx", None), "command_path", "") or "memest"
+    estimating = path.rpartition(" ")[2] in ESTIMATING
+    message = error.format_message().strip()
+    flag = getattr(error, "option_name", "")
+    if message.startswith("No such option"):
+        message = _no_such_option(flag, error.ctx, estimating=estimating)
+    elif message and message[-1] not in ".?!":
+        message += "."
+    return f"{message} `{path} --help{f' {ALL}' if estimating else ''}` has all options."
+
+
+def _no_such_option(flag: str, context: Any, *, estimating: bool) -> str:
+    """What to say of an option that is none."""
+    if flag == SWITCHED_OFF:
+        return "there is no such switch to be named with a word for false."
+    problem = f"there is no option {flag}."
+    if estimating and flag in _MODEL_FLAGS:
+        return f"{problem} The model is named without one: {context.command_path} MODEL."
+    if estimating and flag.lstrip("-").replace("-", "_") in HARMLESS_ARGUMENTS:
+        return f"{problem} It changes no memory: leave it out."
+    own = [spelling for each in context.command.get_params(context)
+           for spelling in each.opts if not getattr(each, "hidden", False)]  # fmt: skip
+    near = closest_flags(flag, own) if estimating else closest(flag, own)
+    return f"{problem} Did you mean {' or '.join(near)}?" if near else problem
+
+
+def _explain_os(error: OSError) -> str:
+    place = f" {error.filename}" if error.filename else ""
+    if error.errno == errno.ENOSPC:
+        return f"no space left on the device{place}: free some, or write elsewhere."
+    return f"the operating system refuses{place}: {error.strerror or error}."
+
+
+def explain(error: BaseException) -> tuple[str, str, int]:
+    """The kind of an error, its paragraph and its exit code."""
+    if isinstance(error, MemestError):
+        return kind_of(error), str(error), error.exit_code
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+        return USAGE, _explain_usage(error), ExitCode.USAGE
+    if isinstance(error, OSError):
+        return OPERATING_SYSTEM, _explain_os(error), ExitCode.FAILURE
+    package = (getattr(error, "name", None) or "").partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and package not in ("", "memest"):
+        message = f"the package {package} is not installed: pip install 'memest-gpu[all]'."
+        return MissingDependencyError.__name__, message, ExitCode.MISSING
+    if isinstance(error, MemoryError):
+        message = "this machine's own memory ran out: try fewer --steps or --grad-accum."
+        return HOST_MEMORY, message, ExitCode.FAILURE
+    report = "please report it with the output of `memest env` and of this command with --debug"
+    message = f"unexpected {type(error).__name__}: {error}. This is a bug in memest: {report}."
+    return UNEXPECTED, message, ExitCode.FAILURE
+
+
+def error_document(kind: str, message: str, code: int) -> dict[str, Any]:
+    """What ``--json`` has in place of an answer."""
+    return {
+        "schema_version": 1,
+        "error": {"kind": kind, "message": message, "exit_code": int(code)},
+    }

@@ -1,0 +1,208 @@
+"""The tools of ``memest mcp``, asked without a client: what they take, answer and refuse."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+
+from memest.cli import mcp as server
+from memest.cli.main import run
+from memest.cli.mcp import TOOLS, answer
+from memest.config.own_code import NO_OWN_CODE
+from memest.errors import ConfigError, MemestError
+
+LOG = (
+    "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 14.74 GiB of "
+    "which 2.12 MiB is free. Of the allocated memory 14.10 GiB is allocated by PyTorch, and 120.00 "
+    "MiB is reserved by PyTorch but unallocated."
+)
+QUESTIONS = {
+    "estimate": (
+        {"model": "gpt2", "batch": 8, "gpu": ["t4", "l4"], "options": {"fp16": True}},
+        "estimate gpt2 --batch 8 --gpu t4 --gpu l4 --fp16",
+    ),
+    "fits": (
+        {"model": "gpt2", "batch": 4, "seq_len": 256, "fail_over": "12GiB",
+         "options": {"gradient_checkpointing": True, "optim": "sgd"}},
+        "fits gpt2 --batch 4 --seq-len 256 --fail-over 12GiB --checkpointing --optim sgd",
+    ),
+    "max_batch": (
+        {"model": "gpt2", "gpu": "t4", "effective_batch": 64, "options": {"fp16": True}},
+        "max-batch gpt2 --gpu t4 --effective-batch 64 --fp16",
+    ),
+    "advise": (
+        {"model": "gpt2", "gpu": "t4", "effective_batch": 16, "any_precision": True},
+        "advise gpt2 --gpu t4 --effective-batch 16 --any-precision",
+    ),
+    "explain_oom": ({"log": LOG}, f"explain-oom '{LOG}'"),
+}  # fmt: skip
+"""By tool: arguments, and the command of the same question."""
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def printed(capsys, line):
+    import shlex
+
+    run([*shlex.split(line), "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.slow(but=("fits", "explain_oom"))
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_tool_answers_what_the_command_prints(name, capsys):
+    arguments, line = QUESTIONS[name]
+
+    kept = answer(name, arguments)
+
+    assert capsys.readouterr().out == ""
+    assert kept.documents == [printed(capsys, line)]
+    assert kept.notes == []
+
+
+def test_every_tool_has_a_question_here():
+    assert list(QUESTIONS) == [tool.name for tool in TOOLS]
+
+
+@pytest.fixture
+def config(tmp_path):
+    file = tmp_path / "args.json"
+    arguments = {
+        "per_device_train_batch_size": 2, "bf16": True, "output_dir": "out",
+        "model_name_or_path": "gpt2", "an_unknown_key": 1,
+    }  # fmt: skip
+    file.write_text(json.dumps(arguments))
+    return str(file)
+
+
+@pytest.mark.parametrize("place", ["model", "config"])
+def test_a_configuration_is_read_and_options_come_before_it(place, config):
+    (read,) = answer("fits", {place: config, "gpu": "l4"}).documents
+    assert (read["setup"]["precision"], read["setup"]["batch"]) == ("bf16", 2)
+
+    changed = {place: config, "gpu": "l4", "options": {"bf16": False, "batch": 1}}
+    (read,) = answer("fits", changed).documents
+    assert (read["setup"]["precision"], read["setup"]["batch"]) == ("fp32", 1)
+
+
+@pytest.mark.slow
+def test_what_a_document_has_no_place_for_comes_with_it(config):
+    kept = answer("advise", {"config": config, "gpu": "l4", "effective_batch": 8})
+    assert any("args.json" in note for note in kept.notes)
+    assert any("an_unknown_key" in note for note in kept.notes)
+
+
+ASKED = {"model": "gpt2", "gpu": "t4"}
+REFUSED = {
+    "no such input": ("fits", {"modle": "gpt2"}, ("modle", "Did you mean 'model'?")),
+    "an option beside": ("fits", {**ASKED, "fp16": True}, ('{"options": {"fp16": ...}}',)),
+    "no such option": ("fits", {**ASKED, "options": {"bf17": True}}, ("'bf17'", "bf16")),
+    "what only the command line has": (
+        "estimate", {**ASKED, "options": {"out": "run.html"}}, ("'out' is not an option",)),
+    "named twice": (
+        "fits", {**ASKED, "batch": 4, "options": {"per_device_train_batch_size": 4}},
+        ("batch is named twice",)),
+    "null": ("fits", {**ASKED, "options": {"fp16": None}}, ("fp16 is null",)),
+    "an object for a list": (
+        "fits", {**ASKED, "options": {"freeze": {"a": 1}}}, ("is an object",)),
+    "no whole number": ("fits", {**ASKED, "batch": "many"}, ("batch 'many' is no integer",)),
+    "true for a number": ("fits", {**ASKED, "batch": True}, ("batch True is no integer",)),
+    "true for a number of the options": (
+        "fits", {**ASKED, "options": {"grad_accum": True}}, ("--grad-accum", "whole number")),
+    "no word for true": ("fits", {**ASKED, "options": {"fp16": "maybe"}}, ("maybe",)),
+    "options that are none": ("fits", {**ASKED, "options": "fp16"}, ("options 'fp16'",)),
+    "nothing named": ("fits", {"gpu": "t4"}, ("Name a model",)),
+    "no GPU": ("fits", {"model": "gpt2"}, ("--gpu",)),
+    "no such GPU": ("fits", {"model": "gpt2", "gpu": "t5"}, ("t5",)),
+    "no effective batch": ("advise", ASKED, ("advise needs effective_batch",)),
+    "an effective batch of none": ("advise", {**ASKED, "effective_batch": 0}, ("0",)),
+    "standard input": ("explain_oom", {"log": "-"}, ("standard input",)),
+    "no log": ("explain_oom", {"log": "nowhere.log"}, ("nowhere.log",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_is_refused_with_what_to_do(case, capsys):
+    name, arguments, words = REFUSED[case]
+    with pytest.raises(MemestError) as refusal:
+        answer(name, arguments)
+    for word in words:
+        assert word in str(refusal.value)
+    assert capsys.readouterr().out == ""
+
+
+def test_clients_that_send_objects_as_text_are_understood():
+    sent = {"model": "gpt2", "gpu": "t4", "batch": "2", "options": '{"fp16": true}'}
+    meant = {"model": "gpt2", "gpu": "t4", "batch": 2, "options": {"fp16": True}}
+    assert answer("fits", sent).documents == answer("fits", meant).documents
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"model": "marker:build"},
+        {"model": "gpt2", "options": {"step": "marker:step", "dtype": "float16"}},
+    ],
+    ids=["a factory", "a step"],
+)
+def test_code_that_a_question_names_is_not_run(arguments, tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    (tmp_path / "marker.py").write_text("open('was_run', 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(NO_OWN_CODE, "1")
+
+    with pytest.raises(ConfigError, match=r"marker:\w+ names code.*memest mcp --run-code"):
+        answer("estimate", arguments)
+    assert not (tmp_path / "was_run").exists()
+
+
+def test_code_of_a_repository_is_not_run(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    told = {"model_type": "own", "auto_map": {"AutoConfig": "code.Own", "AutoModel": "code.Net"}}
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    (tmp_path / "code.py").write_text("open('was_run', 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(NO_OWN_CODE, "1")
+
+    with pytest.raises(ConfigError, match=r"trust-remote-code.*names code"):
+        answer("fits", {"model": ".", "gpu": "t4", "options": {"trust_remote_code": True}})
+    assert not (tmp_path / "was_run").exists()
+
+
+@pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
+def test_every_input_is_a_parameter_of_the_command_and_described(tool):
+    schema = tool.schema()
+    parameters = inspect.signature(tool.command).parameters
+
+    assert schema["additionalProperties"] is False
+    assert schema["properties"].keys() - {"options"} <= parameters.keys()
+    assert {*tool.inputs, "model", "gpu", "batch", "seq_len", "options"} <= schema[
+        "properties"
+    ].keys()
+    assert all(each["description"] for each in schema["properties"].values())
+    assert set(tool.required) <= schema["properties"].keys()
+
+
+def test_without_the_package_a_sentence_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setattr(server, "find_spec", lambda name: None)
+    assert run(["mcp"]) == 6
+    assert "pip install 'memest-gpu[mcp]'" in capsys.readouterr().err
+
+
+def test_an_older_package_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(server, "find_spec", lambda name: object())
+    monkeypatch.setattr(server, "installed_version", lambda name: (1, 9))
+    assert run(["mcp"]) == 6
+    assert "1.9 is installed" in capsys.readouterr().err
+
+
+def test_nothing_else_loads_the_package():
+    code = "import memest.cli.commands, sys; sys.exit('mcp' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
