@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 __all__ = ["examples", "heading", "paragraph", "rows", "screen_width"]
 
-_WIDEST = 100
+_NARROWEST, _WIDEST = 20, 100
 _NARROW = 60
 _TERM_SHARE = 0.38
 """Of the width, what the first column takes at most."""
@@ -23,8 +23,8 @@ _INDENT = "  "
 
 
 def screen_width() -> int:
-    """Columns of the terminal; those of a page where there is none, or a very wide one."""
-    return min(shutil.get_terminal_size().columns, _WIDEST)
+    """Columns of the terminal: 80 where there is none, and never too few or too many to read."""
+    return max(_NARROWEST, min(shutil.get_terminal_size().columns, _WIDEST))
 
 
 def _colourful() -> bool:

@@ -81,6 +81,14 @@ def test_nothing_is_cut_and_nothing_is_too_wide(on_screen, width):
         assert [line for line in too_wide if len(line.split()) > 1] == []  # a path is one word
 
 
+@pytest.mark.parametrize("width", [0, 1, 20, 1000])
+def test_any_screen_has_a_help(on_screen, width):
+    for words in (["estimate", "--help"], ["estimate", "--help", "all"], ["help"], ["gpus", "-h"]):
+        done = on_screen(width, *words)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "memest" in done.stdout
+
+
 @pytest.mark.parametrize("command", ESTIMATING)
 def test_the_short_help_fits_on_a_screen(on_screen, command):
     text = on_screen(80, command, "--help").stdout
