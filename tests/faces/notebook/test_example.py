@@ -40,7 +40,10 @@ def test_it_runs_and_shows_what_it_promises(name, monkeypatch, tmp_path):
     for cell in cells:
         for output in cell.outputs:
             assert output.output_type != "error"
-            assert output.get("name") != "stderr", output
+            if name == "colab":  # traces, for which libraries are loaded that may warn
+                assert "Traceback" not in output.get("text", ""), output
+            else:
+                assert output.get("name") != "stderr", output
             kinds |= set(output.get("data", ()))
     assert shown <= kinds
     assert all(cell.source.strip() for cell in cells)
