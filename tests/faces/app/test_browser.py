@@ -297,6 +297,7 @@ def test_five_tabs_lead_to_the_model(explorer: str, browser: Any, path: str) -> 
     page.goto(f"{explorer}/{path}")
     page.get_by_label("Length", exact=True).wait_for(timeout=PATIENCE_MS)
     page.get_by_role("link", name="How it works").wait_for(timeout=PATIENCE_MS)
+    is_drawn(page)  # while a page is worked out, Streamlit has a button more, to stop it
     names = []
     for _ in range(5):
         page.keyboard.press("Tab")
