@@ -355,7 +355,14 @@ def _cache(_: Definitions) -> Schema:
     return {"anyOf": [contents, cleared, path]}
 
 
-def _env(_: Definitions) -> Schema:
+def _drift(defs: Definitions) -> Schema:
+    case = defs.of(CheckedCase, more={"error": or_null(NUMBER), "agrees": SWITCH})
+    return record({"torch": TEXT, "transformers": TEXT, "tolerance": NUMBER, "drift": SWITCH,
+                   "cases": array(case)},
+                  description="Real steps beside their traces, where asked for.")  # fmt: skip
+
+
+def _env(defs: Definitions) -> Schema:
     gpu = record({"index": WHOLE, "name": TEXT, "total_bytes": WHOLE, "used_bytes": WHOLE,
                   "driver": TEXT, "mig": SWITCH})  # fmt: skip
     return record({
@@ -364,16 +371,13 @@ def _env(_: Definitions) -> Schema:
         "releases": record({"verified": by_name(TEXTS), "note": TEXT}),
         "gpus": array(gpu), "gpus_note": TEXT, "paths": by_name(TEXT),
         "cache": record({"path": or_null(TEXT), "entries": WHOLE, "bytes": WHOLE}),
-        "variables": by_name(TEXT),
-    })  # fmt: skip
+        "variables": by_name(TEXT), "check": _drift(defs),
+    }, optional=("check",))  # fmt: skip
 
 
 def _selftest(defs: Definitions) -> Schema:
-    case = defs.of(CheckedCase, more={"error": or_null(NUMBER), "agrees": SWITCH})
-    drift = record({"torch": TEXT, "transformers": TEXT, "tolerance": NUMBER, "drift": SWITCH,
-                    "cases": array(case)}, description="Of --full.")  # fmt: skip
     return record({"schema_version": _VERSION, "ok": said(SWITCH, "Whether nothing failed."),
-                   "checks": array(defs.ref(Finding)), "drift": drift},
+                   "checks": array(defs.ref(Finding)), "drift": _drift(defs)},
                   optional=("drift",))  # fmt: skip
 
 

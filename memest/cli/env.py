@@ -6,10 +6,14 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from memest.cli.console import Output, write_document
+from memest.cli.exit_codes import ExitCode
 from memest.cli.flags import shows
+from memest.cli.selftest import check_steps_can_run, real_steps
 from memest.config.installed import VERIFIED, unverified_note
 from memest.files.folders import data_folder
 
@@ -116,12 +120,23 @@ def environment() -> dict[str, Any]:
 
 
 @shows()
-def env(*, output: Output) -> int:
+def env(
+    *,
+    output: Output,
+    check: Annotated[bool, typer.Option("--check", hidden=True)] = False,
+) -> int:
     """Versions, GPUs and paths, for a bug report. What works here: memest selftest."""
     facts = environment()
+    drift = None
+    if check:  # as it was called before there was a selftest; scripts may call it so
+        check_steps_can_run()
+        with output.working() as show:
+            drift = real_steps(show or (lambda _: None))
+        facts["check"] = drift.to_dict()
+    code = ExitCode.FAILURE if drift is not None and drift.found else ExitCode.DONE
     if output.as_json:
         write_document(facts)
-        return 0
+        return code
     from memest.units import format_size
 
     rows: list[tuple[str, str]] = [("python", facts["python"]), ("platform", facts["platform"])]
@@ -143,5 +158,7 @@ def env(*, output: Output) -> int:
     rows += sorted(facts["variables"].items())
     if facts["releases"]["note"]:
         rows.append(("releases", facts["releases"]["note"]))
+    if drift is not None:
+        rows += drift.lines()
     output.table(rows)
-    return 0
+    return code

@@ -21,7 +21,7 @@ from memest.units import format_size
 if TYPE_CHECKING:
     from memest.calibration.drift import Drift
 
-__all__ = ["Finding", "State", "findings", "selftest"]
+__all__ = ["Finding", "State", "check_steps_can_run", "findings", "real_steps", "selftest"]
 
 KNOWN_MODEL = "bert-large-uncased"
 KNOWN_BYTES = 8_978_183_680
@@ -246,14 +246,12 @@ def selftest(
     """
     drift: Drift | None = None
     if full:
-        _check_installed()
+        check_steps_can_run()
     with output.working() as show:
         say = show or (lambda _: None)
         found = list(findings(say))
         if full:
-            from memest.calibration.drift import check_drift
-
-            drift = check_drift(say)
+            drift = real_steps(say)
     found += _drift_findings(drift)
     failed = any(finding.state is State.FAILED for finding in found)
     if output.as_json:
@@ -272,13 +270,29 @@ def _rows(found: Sequence[Finding]) -> Iterator[tuple[str, str, str]]:
         yield each.state.value, each.check, f"{each.found}{remedy}"
 
 
-def _check_installed() -> None:
+def check_steps_can_run() -> None:
+    """Whether what real training steps need is installed.
+
+    Raises:
+        MissingDependencyError: it is not.
+    """
     for package in VERIFIED:
         if release(package) is None:
             raise MissingDependencyError(
-                f"--full runs training steps, which need {package}, and it is not installed: "
+                f"the check runs training steps, which need {package}, and it is not installed: "
                 "pip install 'memest[torch]'"
             )
+
+
+def real_steps(say: Callable[[str], None]) -> Drift:
+    """Small models that really run on the CPU, beside their traces.
+
+    Args:
+        say: told what is being done.
+    """
+    from memest.calibration.drift import check_drift
+
+    return check_drift(say)
 
 
 def _drift_findings(drift: Drift | None) -> Iterator[Finding]:

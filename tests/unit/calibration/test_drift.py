@@ -75,6 +75,13 @@ def test_a_model_that_cannot_run_is_told_and_is_drift(monkeypatch, capsys):
     assert "Traceback" not in out
 
 
+def test_the_name_it_had_before(monkeypatch, capsys):
+    none = drift.Drift(torch="2.13", transformers="5.23", cases=())
+    monkeypatch.setattr(drift, "check_drift", lambda _: none)
+    assert run(["env", "--check", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["check"] == none.to_dict()
+
+
 def test_other_releases_are_told_in_the_estimate(monkeypatch):
     assert installed.unverified_note() == ""
     real = installed.installed_version
@@ -94,4 +101,7 @@ def test_without_torch_nothing_is_checked_and_it_says_why(monkeypatch, capsys):
     assert run(["selftest", "--full"]) == 6
     said = capsys.readouterr()
     assert said.out == ""
-    assert "need torch, and it is not installed: pip install" in said.err
+    assert (
+        "the check runs training steps, which need torch, and it is not installed: pip install"
+        in said.err
+    )
