@@ -123,7 +123,9 @@ def check_drift(tell: Callable[[str], None] = lambda _: None) -> Drift:
         tempfile.TemporaryDirectory(prefix="memest-check-") as folder,
         MeasurementStore(Path(folder) / "check.db") as store,
     ):
-        summary = run_cases(cases, CPU, store, command="memest env --check", tell=report_progress)
+        summary = run_cases(
+            cases, CPU, store, command="memest selftest --full", tell=report_progress
+        )
         checked_cases = tuple(map(_checked_case, summary.measurements))
         environment = summary.environment
     return Drift(

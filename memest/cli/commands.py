@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-import memest
 from memest.cli.advise import advise
 from memest.cli.app import app
 from memest.cli.cache import cache
@@ -29,13 +28,16 @@ from memest.cli.selftest import selftest
 from memest.cli.stages import stages
 from memest.cli.sweep import sweep
 from memest.cli.validate import validate
+from memest.config.installed import DISTRIBUTION
 
 __all__ = ["build"]
 
 
 def _show_version(value: bool) -> None:
     if value:
-        write_out(f"memest {memest.__version__}\n")
+        from importlib.metadata import version
+
+        write_out(f"memest {version(DISTRIBUTION)}\n")
         raise typer.Exit(0)
 
 

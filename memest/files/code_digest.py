@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-import memest
 from memest.files.folders import data_folder
 
 __all__ = ["PREDICTS_NOTHING", "made_with", "predicting", "sources", "tracing"]
@@ -55,7 +54,10 @@ def predicting() -> str:
 @cache
 def made_with() -> str:
     """What predicts here: memest's version, and a digest of its code and its tables."""
-    return f"{memest.__version__} {predicting()}"
+    # loads a parser of e-mail: only where somebody asks
+    from importlib.metadata import version
+
+    return f"{version('memest-gpu')} {predicting()}"
 
 
 def sources() -> list[str]:

@@ -18,12 +18,13 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import memest
+from memest.config.installed import DISTRIBUTION
 from memest.errors import ConfigError, MemestError, MissingDependencyError
 from memest.search.answer import WorkUnit, answer, failed_point, units_of
 from memest.search.points import SweepPoint
@@ -223,7 +224,7 @@ def connect(address: str) -> None:
 
 def _answer(unit: WorkUnit, expected: str) -> list[SweepPoint] | str:
     """What runs on the cluster; text is a reason why the whole sweep cannot be."""
-    own_version = memest.__version__
+    own_version = version(DISTRIBUTION)
     if own_version != expected:
         return (
             f"{socket.gethostname()} of the Ray cluster has memest {own_version} and this machine "
@@ -265,7 +266,7 @@ def answer_on_ray(
             resources: dict[str, float] = ray.cluster_resources()
             jobs = min(int(resources.get("CPU", 1)), points // _WORTH_A_TASK)
         task = ray.remote(num_cpus=1)(_answer)
-        expected: str = memest.__version__
+        expected = version(DISTRIBUTION)
         pending = {task.remote(unit, expected): unit for unit in units_of(units, jobs)}
         while pending:
             ready, _ = ray.wait(list(pending), num_returns=1)
