@@ -22,7 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "compatibility.md"
-OTHER_REQUIREMENTS = ("accelerate", "sentencepiece", "protobuf", "pillow", "torchvision")
+OTHER_REQUIREMENTS = ("accelerate", "sentencepiece", "protobuf", "pillow")
 
 
 def main() -> int:

@@ -389,6 +389,26 @@ class TrainingOptions:
         return self.optim_in_backward or facts_of(self.optimizer).layerwise
 
     @property
+    def clip_norm(self) -> float:
+        """The norm to which gradients are clipped, 0 for none.
+
+        The Trainer clips at 1.0 unless told otherwise; scripts do not clip unless told to.
+        """
+        if self.optimizer == "none":
+            return 0.0
+        return self._usual_norm if self.max_grad_norm is None else self.max_grad_norm
+
+    @property
+    def named_clip_norm(self) -> float | None:
+        """The norm, None where it is what the Trainer takes anyway: what tells updates apart."""
+        is_usual = self.loop is Loop.TRAINER and self.max_grad_norm == self._usual_norm
+        return None if is_usual else self.max_grad_norm
+
+    @property
+    def _usual_norm(self) -> float:
+        return 1.0 if self.loop is Loop.TRAINER else 0.0
+
+    @property
     def may_accumulate(self) -> bool:
         """Whether more than one micro-batch can make a step."""
         return not self.steps_in_backward or facts_of(self.optimizer).accumulates

@@ -29,7 +29,7 @@ from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["BY_SHAPE", "OptimizerTraces"]
 
-_UPDATE_FIELDS = ("max_grad_norm", "master_weights", "loop")
+_UPDATE_FIELDS = ("master_weights", "loop")
 _OPTIONAL_FIELDS = ("optim_args", "optim_target_modules", "weight_decay")
 _MAX_PROGRAMS = 16
 _ROWS = 1 << 26
@@ -129,7 +129,7 @@ class OptimizerTraces:
         key: dict[str, Any] = {
             "format": FORMAT,
             "weights": weights_digest,
-            "setup": {"optim": setup.optimizer}
+            "setup": {"optim": setup.optimizer, "max_grad_norm": str(setup.named_clip_norm)}
             | {name: str(getattr(setup, name)) for name in _UPDATE_FIELDS},
             "scaled": setup.precision == "fp16",
             "for_torch": list(gpu.torch),

@@ -424,15 +424,6 @@ def _zero_grad(run: TrainingLoop) -> None:
     run.model.zero_grad(set_to_none=run.set_to_none)
 
 
-def clip_norm(setup: Setup) -> float:
-    """The Trainer clips at 1.0 unless told otherwise; scripts do not clip unless told to."""
-    if setup.optimizer == "none":
-        return 0.0
-    if setup.max_grad_norm is not None:
-        return setup.max_grad_norm
-    return 1.0 if setup.loop is Loop.TRAINER else 0.0
-
-
 def _update(run: TrainingLoop, step: int, norm: list[torch.Tensor | None]) -> None:
     """Clipping and the optimizer's step.
 
@@ -443,7 +434,7 @@ def _update(run: TrainingLoop, step: int, norm: list[torch.Tensor | None]) -> No
     """
     if run.optimizer is None:
         return
-    trainer, max_norm = run.setup.loop is Loop.TRAINER, clip_norm(run.setup)
+    trainer, max_norm = run.setup.loop is Loop.TRAINER, run.setup.clip_norm
     if trainer or max_norm:
         run.recorder.mark(Phase.CLIP, step, run.micro_steps[step - 1])
         norm[0] = None

@@ -217,6 +217,33 @@ def test_they_answer_where_no_torch_is():
     assert answer["allocated"] > 1 << 33
 
 
+def test_what_the_trainer_does_anyway_may_be_named():
+    """As every file of training arguments names it."""
+    plain = ["estimate", "bert-large-uncased", "--batch", "8", "--fp16"]
+    answers = ask_without_tracers(
+        [{"words": [*plain, *more.split()]} for more in ("", "--max-grad-norm 1 --optim auto")]
+    )
+    assert [answer["exit"] for answer in answers] == [0, 0], answers[1]["said"]
+    assert answers[0]["bytes"] == answers[1]["bytes"]
+
+
+@pytest.mark.parametrize(
+    ("options", "norm", "named"),
+    [
+        ({}, 1.0, None),
+        ({"max_grad_norm": 1.0}, 1.0, None),
+        ({"max_grad_norm": 0.5}, 0.5, 0.5),
+        ({"max_grad_norm": 0.0}, 0.0, 0.0),
+        ({"loop": "plain"}, 0.0, None),
+        ({"loop": "plain", "max_grad_norm": 1.0}, 1.0, 1.0),
+        ({"optim": "none"}, 0.0, None),
+    ],
+)
+def test_a_norm_tells_updates_apart_where_it_is_not_the_trainers(options, norm, named):
+    setup = setup_from_options(options)
+    assert (setup.clip_norm, setup.named_clip_norm) == (norm, named)
+
+
 LLAMA = "meta-llama/Meta-Llama-3-8B"
 MADE_WITH = [f"{name} {SOFTWARE.get(name)}" for name in ("torch", "transformers", "peft")]
 
