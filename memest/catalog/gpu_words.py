@@ -39,8 +39,10 @@ def split_count(name: str) -> tuple[int, str] | None:
         ((8, 'H100'), (8, 'h100'), None)
     """
     text = name.strip()
-    if match := _COUNT_FIRST.match(text):
-        count, card = int(match[1]), match[2]
+    first = _COUNT_FIRST.match(text)
+    # "4090x2": what stands first is the card where no card is named by what stands last
+    if first and not (first[2].strip().isdigit() and len(first[2]) < len(first[1])):
+        count, card = int(first[1]), first[2]
     elif match := _COUNT_LAST.match(text):
         count, card = int(match[2]), match[1]
     else:

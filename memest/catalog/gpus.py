@@ -217,12 +217,25 @@ def _read(name: str, total_bytes: int | None) -> tuple[GpuSpec, str, int | None]
         raise _unknown(name)
     count, card = counted
     spec, plain, again = _read(card, total_bytes)
+    if ":" in name and _has_size(card, count):
+        raise UnknownGpuError(
+            f"--gpu {name!r} may be {count} GPUs or a card of {count} GB: write "
+            f"{count}x{spec.slug}, or {card} {count}GB"
+        )
     if again is not None:
         raise UnknownGpuError(
             f"--gpu {name!r} says two numbers of GPUs, {count} and {again}: write one, for example "
             f"{count}x{spec.slug}"
         )
     return spec, plain, count
+
+
+def _has_size(card: str, size: int) -> bool:
+    """Whether there is a card of that name with so many GB."""
+    try:
+        return _match_with_size(f"{card} {size}", ()) is not None
+    except UnknownGpuError:
+        return False
 
 
 def _of_service(

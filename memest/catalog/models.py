@@ -152,7 +152,12 @@ def _by_id() -> dict[str, CatalogueEntry]:
     for alias, target in aliases().items():
         full.setdefault(alias.lower(), entries[target])
     tails: dict[str, list[CatalogueEntry]] = {}
+    mirrors = {
+        row["alias"].lower() for row in _rows("aliases.csv") if row["reason"].startswith(MIRRORS)
+    }
     for name, entry in full.items():
+        if name in mirrors:
+            continue  # of two entries that are the same model it may stand for either
         tails.setdefault(name.rpartition("/")[2], []).append(entry)
     for tail, catalogue_entries in tails.items():
         # "Qwen2.5-7B" for "Qwen/Qwen2.5-7B", unless two architectures share the short name

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from memest.cli.console import emit
-from memest.errors import MemestError, UnknownGpuError
+from memest.errors import MemestError
 
 __all__ = ["ask_question", "on_terminal"]
 
@@ -97,19 +97,14 @@ def _model(reference: str) -> str:
 
 def _card(text: str) -> dict[str, Any]:
     """A card by its name, its memory, or none."""
+    from memest.catalog.gpu_counts import split_gpu_counts
     from memest.catalog.nvml import resolve_gpu
-    from memest.config.options import read_size
 
     if text.lower() == _NO_CARD:
         return {}
-    try:
-        resolve_gpu(text)
-    except UnknownGpuError:
-        if not text.lower().endswith("b"):
-            raise
-        read_size("gpu_memory", text)
-        return {"gpu_memory": text}
-    return {"gpu": text}
+    options: dict[str, Any] = split_gpu_counts({"gpu": text})
+    resolve_gpu(options["gpu"])
+    return options
 
 
 def _usual_card() -> str:

@@ -37,6 +37,7 @@ _EXTRAS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("calibration", ("accelerate", "sklearn"), "memest calibrate"),
     ("plot", ("matplotlib",), "pictures"),
     ("app", ("streamlit",), "memest app"),
+    ("mcp", ("mcp",), "memest mcp"),
     ("notebook", ("pandas",), "frames in notebooks"),
     ("ray", ("ray",), "sweeps on a cluster"),
 )

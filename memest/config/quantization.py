@@ -353,6 +353,12 @@ def own_quantization(
             "was made of, with --load-in-4bit for a base of 4 bits, or a checkpoint of gptq."
         )
     if request is not None and not is_packed:
+        # transformers takes the checkpoint's own (quantizers/auto.py, merge_quantization_configs)
+        if settings.get("load_in_4bit") and request.format is Format.BNB_8BIT:
+            raise ConfigError(
+                "The checkpoint is quantised to 4 bits already, and transformers makes no 8 bits "
+                "of it: drop --load-in-8bit, or name the model it was made of."
+            )
         return setup, ()
     if not is_packed and not method.startswith("bitsandbytes"):
         return setup, (_NOT_MODELLED.format(f"by {method}, which is not modelled"),)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from memest.config.parallelism import ONE_GPU
 from memest.config.setup import Dtype, Setup
 from memest.errors import MemestError
 from memest.estimation.gpu_target import TargetGpus
@@ -99,7 +100,17 @@ def _weights(estimate: Estimate, others: Alternatives) -> Iterator[OpenChoice]:
         for text in estimate.assumptions
         if text in (f"{words}bfloat16 weights", f"{words}float16 weights")
     ]
-    if half and others.request.loaded_dtype is Dtype.AUTO and setup.quantization is None:
+    if not half or others.request.loaded_dtype is not Dtype.AUTO or setup.quantization is not None:
+        return
+    with suppress(MemestError):
+        changed = others.device_bytes(replace(others.request, dtype=Dtype.FLOAT32))
+        yield OpenChoice(
+            text=half[0],
+            instead="with --dtype float32",
+            change_bytes=changed - estimate.peak.device_bytes,
+        )
+        return
+    if setup.distributed == ONE_GPU:  # else a GPU has a part of them
         # adapters are float32 whatever the base is
         counted = model.trainable_parameters if setup.adapter is not None else 0
         yield OpenChoice(

@@ -37,7 +37,7 @@ def answered(monkeypatch, capsys):
         ([ENTER] * 4, "estimate bert-large-uncased --batch 8 --gpu rtx-4090"),
         (["gpt2", "t4", "lora", "2"], "estimate gpt2 --batch 2 --peft lora --gpu t4"),
         (["gpt2", " T4 ", "QLoRA", " 2 "], "estimate gpt2 --batch 2 --qlora --gpu T4"),
-        (["gpt2", "24GiB", ENTER, ENTER], "estimate gpt2 --batch 8 --gpu-memory 24GiB"),
+        (["gpt2", "24GiB", ENTER, ENTER], "estimate gpt2 --batch 8 --gpu 24GiB"),
         (["gpt2", "none", "full", "1"], "estimate gpt2 --batch 1"),
         (["gpt2?n_layer=4", "none", "full", "1"], "estimate gpt2?n_layer=4 --batch 1"),
     ],
@@ -57,7 +57,7 @@ def test_what_cannot_be_is_asked_again(answered):
     problems = re.findall(r"memest: .*", said)
     wanted = [
         "'no-such-model'", "./nowhere/config.json does not exist", "'rtx 4091'; nearest names: rtx",
-        "2gb?", "--gpu-memory 0GiB leaves no memory", "Did you mean 'lora'?",
+        "2gb?", "--gpu '0GiB' leaves no memory", "Did you mean 'lora'?",
         "--batch 'many' is not a whole number", "--batch 0 is out of range",
     ]  # fmt: skip
     assert len(problems) == len(wanted)

@@ -39,6 +39,7 @@ NOT_RUN = {
     r"memest calibrate (run|fit|verify|report)": GPU,
     r"memest estimate gpt2 --gpu local": GPU,
     r"memest app": SERVER,
+    r"memest [\w-]+ examples[/.]": "played on the examples' page (tests/faces/examples)",
     r"memest mcp": "serves a client on stdin and stdout (tests/faces/mcp)",
     r"memest selftest --full": CAMPAIGN,
     r"memest cache --clear": "empties a cache that others share (tests/faces/cli/test_cache.py)",

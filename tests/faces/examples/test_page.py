@@ -61,6 +61,17 @@ def test_a_command_runs_as_it_stands_there(case, bash):
         assert done.stdout
 
 
+def test_the_readme_shows_commands_of_the_page():
+    shown = [
+        line
+        for block in blocks(ROOT / "README.md", "sh", "bash")
+        for line in block.splitlines()
+        if re.search(r"\bexamples[/.]", line)
+    ]
+    assert len(shown) >= 5
+    assert set(shown) <= set(COMMANDS.values())
+
+
 def test_files_that_commands_name_are_there():
     words = re.findall(r"examples/[\w./-]+", PAGE.read_text(encoding="utf-8"))
     assert len(words) > 20

@@ -186,3 +186,16 @@ class TestOptions:
     def test_a_whole_setup_says_the_number_itself(self):
         assert split_gpu_count("8xh100", Setup(), {}) == ("8xh100", {})
         assert split_gpu_count("8xh100", None, {}) == ("h100", {"num_gpus": 8})
+
+
+@pytest.mark.parametrize("text", ["4090x2", "4090 x 2", "2x4090", "rtx 4090 x2", "4090:2"])
+def test_a_card_that_is_called_by_a_number_may_stand_first(text):
+    spec, count = find_gpu(text), plain_name(text)[1]
+    assert (spec.name, count) == ("NVIDIA GeForce RTX 4090", 2)
+
+
+@pytest.mark.parametrize("text", ["a100:40", "v100:32"])
+def test_a_number_that_may_be_the_cards_size_is_refused(text):
+    with pytest.raises(UnknownGpuError, match=r"may be \d+ GPUs or a card of"):
+        find_gpu(text)
+    assert plain_name("a100:8") == ("a100", 8)

@@ -10,6 +10,8 @@ import memest
 from memest.catalog.mirrors import original_of_copy
 from memest.catalog.models import MIRRORS, alias_reason, aliases, closest_models, lookup
 from memest.catalog.resolve import resolve_model
+from memest.config.options import setup_from_options
+from memest.config.quantization import own_quantization
 from memest.errors import ConfigError, ModelLoadError, UnknownModelError
 
 COPIES = [name for name in aliases() if name.endswith("-bnb-4bit")]
@@ -126,3 +128,19 @@ def test_a_copy_is_priced_as_the_4bit_base_that_it_is():
     assert copy.peak.allocated_bytes == qlora.peak.allocated_bytes
     with pytest.raises(ConfigError, match="add adapters"):
         memest.estimate("unsloth/SmolLM-135M-bnb-4bit", **options)
+
+
+def test_copies_that_were_made_llamas_are_not_taken_for_the_original():
+    # Unsloth's Phi models have Llama's layers, with projections of their own
+    assert lookup("unsloth/phi-4") is None
+    assert lookup("unsloth/Phi-3-mini-4k-instruct") is None
+
+
+def test_a_mirror_takes_no_short_name_away():
+    assert lookup("Meta-Llama-3.1-70B").id == "meta-llama/Meta-Llama-3.1-70B"
+
+
+def test_a_copy_in_4_bits_is_not_made_one_of_8():
+    config = resolve_model("unsloth/Meta-Llama-3.1-8B-bnb-4bit").config
+    with pytest.raises(ConfigError, match="quantised to 4 bits already"):
+        own_quantization(config, setup_from_options(load_in_8bit=True, lora_r=16))

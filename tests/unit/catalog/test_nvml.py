@@ -123,7 +123,7 @@ class TestLocalGpus:
             raise ImportError(name)
 
         monkeypatch.setattr(importlib, "import_module", missing)
-        with pytest.raises(MissingDependencyError, match=r"memest\[gpu\]") as caught:
+        with pytest.raises(MissingDependencyError, match=r"memest-gpu\[gpu\]") as caught:
             local_gpus()
 
         assert caught.value.exit_code == 6

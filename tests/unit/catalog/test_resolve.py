@@ -270,7 +270,7 @@ class TestHub:
 
         monkeypatch.setattr(importlib, "import_module", missing)
 
-        with pytest.raises(UnknownModelError, match=r"memest\[torch\]"):
+        with pytest.raises(UnknownModelError, match=r"memest-gpu\[torch\]"):
             resolve_model("me/mine")
 
     def test_nothing(self):

@@ -240,7 +240,7 @@ def test_what_the_trainer_does_anyway_may_be_named():
     ],
 )
 def test_a_norm_tells_updates_apart_where_it_is_not_the_trainers(options, norm, named):
-    setup = setup_from_options(options)
+    setup = setup_from_options(**options)
     assert (setup.clip_norm, setup.named_clip_norm) == (norm, named)
 
 
