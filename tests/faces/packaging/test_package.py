@@ -97,7 +97,7 @@ def test_one_command_runs_it_without_installing():
 
 
 def test_no_page_or_message_tells_to_install_another_project():
-    told = r"memest-gpu\[[a-z]|(pip install|pipx run|uvx)( +-[^ ]+)* +[\"']?memest([^-_a-z]|$)"
+    told = r"memest\[[a-z]|(pip install|pipx run|uvx)( +-[^ ]+)* +[\"']?memest([^-_a-z]|$)"
     here = f":!{Path(__file__).relative_to(ROOT)}"
     lines = subprocess.run(
         ["git", "grep", "-nE", told, "--", ":!CHANGELOG.md", here],
