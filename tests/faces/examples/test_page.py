@@ -29,7 +29,8 @@ COMMANDS = {
     for number, line in enumerate(lines, start=1)
 }
 FAST = (
-    "llm-1", "llm-2", "vision-4", "oom-1", "oom-2", "oom-3", "oom-4", "oom-5", "platform-3", "platform-5",
+    "llm-1", "llm-2", "vision-4", "oom-1", "oom-2", "oom-3", "oom-4", "oom-5",
+    "platform-3", "platform-5",
 )  # fmt: skip
 
 
