@@ -102,14 +102,6 @@ def _weights(estimate: Estimate, others: Alternatives) -> Iterator[OpenChoice]:
     ]
     if not half or others.request.loaded_dtype is not Dtype.AUTO or setup.quantization is not None:
         return
-    with suppress(MemestError):
-        changed = others.device_bytes(replace(others.request, dtype=Dtype.FLOAT32))
-        yield OpenChoice(
-            text=half[0],
-            instead="with --dtype float32",
-            change_bytes=changed - estimate.peak.device_bytes,
-        )
-        return
     if setup.distributed == ONE_GPU:  # else a GPU has a part of them
         # adapters are float32 whatever the base is
         counted = model.trainable_parameters if setup.adapter is not None else 0

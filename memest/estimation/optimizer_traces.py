@@ -150,6 +150,7 @@ class OptimizerTraces:
         if updates is None:
             updates = self._by_rule(weights, key)
         if updates is None:
+            say_import(self._say)
             roles = None
             if facts.by_module:
                 from memest.trace.model.roles import roles_of
@@ -207,7 +208,6 @@ class OptimizerTraces:
         library = library_needed(setup.optimizer)
         if library is not None:
             library.check()
-        say_import(self._say)
         try:
             from memest.trace.training import trace_updates
         except ImportError as error:

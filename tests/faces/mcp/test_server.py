@@ -94,7 +94,7 @@ def test_errors_are_told_and_the_server_goes_on(tmp_path, capsys):
     (text,) = refused.content
     assert "Did you mean bf16" in text.text
     assert "Traceback" not in text.text
-    error = {"message": text.text, "exit_code": 2}
+    error = {"kind": "ConfigError", "message": text.text, "exit_code": 2}
     assert refused.structured_content == {"schema_version": 1, "error": error}
     assert isinstance(unknown, mcp.MCPError)
     assert "Did you mean 'fits'?" in unknown.message
