@@ -44,7 +44,7 @@ NOT_RUN = {
     r"memest selftest --full": CAMPAIGN,
     r"memest cache --clear": "empties a cache that others share (tests/faces/cli/test_cache.py)",
     r"python benchmarks/speed": "measures (tests/unit/benchmarks)",
-    r"python (tools|benchmarks)/": CAMPAIGN,
+    r"(\.venv/bin/)?python (tools|benchmarks)/": CAMPAIGN,
     r"(\.venv/bin/)?pip |python3 -m venv": NETWORK,
     r"(\.venv/bin/)?python -m pytest": "this run",
     r"bash \.ci/run": CAMPAIGN,
