@@ -130,6 +130,13 @@ def _reasons() -> dict[str, str]:
     return {**short, **{row["alias"].lower(): row["reason"] for row in rows}}
 
 
+@functools.cache
+def _mirrors() -> frozenset[str]:
+    """Lower-case aliases that hold the weights of another model."""
+    names = (alias.lower() for alias in aliases())
+    return frozenset(name for name in names if _reasons()[name].startswith(MIRRORS))
+
+
 def alias_reason(name: str) -> str:
     """Why another id stands for an entry; empty where it is the entry's own."""
     key = name.strip().strip("/").lower()
@@ -152,13 +159,12 @@ def _by_id() -> dict[str, CatalogueEntry]:
     for alias, target in aliases().items():
         full.setdefault(alias.lower(), entries[target])
     tails: dict[str, list[CatalogueEntry]] = {}
-    mirrors = {
-        row["alias"].lower() for row in _rows("aliases.csv") if row["reason"].startswith(MIRRORS)
-    }
+    own_tails = {name.rpartition("/")[2] for name in full if name not in _mirrors()}
     for name, entry in full.items():
-        if name in mirrors:
-            continue  # of two entries that are the same model it may stand for either
-        tails.setdefault(name.rpartition("/")[2], []).append(entry)
+        tail = name.rpartition("/")[2]
+        # of two entries that are the same model a mirror may stand for either: it adds new ones
+        if name not in _mirrors() or tail not in own_tails:
+            tails.setdefault(tail, []).append(entry)
     for tail, catalogue_entries in tails.items():
         # "Qwen2.5-7B" for "Qwen/Qwen2.5-7B", unless two architectures share the short name
         if len({entry.id for entry in catalogue_entries}) == 1:
@@ -184,7 +190,7 @@ def closest_models(name: str, *, limit: int = 3) -> tuple[str, ...]:
     """Ids of the catalogue that look most like ``name``, best first; may be empty."""
     ids = [entry.id for entry in catalogue()]
     # their originals are what is meant, and Unsloth's copies are all alike
-    others = [alias for alias in aliases() if not alias_reason(alias).startswith(MIRRORS)]
+    others = [alias for alias in aliases() if alias.lower() not in _mirrors()]
     name = re.sub(r"(?i)(-unsloth)?-bnb-4bit$", "", name)
     tail = name.rpartition("/")[2]
     by_tail = {each.rpartition("/")[2]: each for each in reversed(ids)}

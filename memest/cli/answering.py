@@ -58,6 +58,7 @@ def _answer(
     *,
     max_batch: bool,
     snapshot: str | None = None,
+    alternatives: bool = False,
     run: RunConfig | None = None,
 ) -> Estimate:
     check_sizes(options)
@@ -65,7 +66,12 @@ def _answer(
 
     with output.working() as progress:
         answer = predict(
-            model, max_batch=max_batch, snapshot=snapshot, progress=progress, **options
+            model,
+            max_batch=max_batch,
+            snapshot=snapshot,
+            alternatives=alternatives,
+            progress=progress,
+            **options,
         )
     if run is None:
         return answer
@@ -127,15 +133,24 @@ def run_estimate(
 
         table = choose("--by", by, TableChoice)
     levels = _depth(depth, table)
+    shows_all = table is None and not output.as_json and not output.quiet
     target = None if out is None else _target(out)
     write_error: OSError | None = None  # told when the answer is out: a full disk takes no answer
     try:
-        answer = _answer(model, options, output, max_batch=True, snapshot=snapshot, run=run)
+        answer = _answer(
+            model,
+            options,
+            output,
+            max_batch=True,
+            snapshot=snapshot,
+            alternatives=shows_all,
+            run=run,
+        )
     except OSError as error:
         if snapshot is None or error.filename != str(Path(snapshot).expanduser()):
             raise
         write_error = error
-        answer = _answer(model, options, output, max_batch=True, run=run)
+        answer = _answer(model, options, output, max_batch=True, alternatives=shows_all, run=run)
     if target is not None:
         try:
             answer.save(target)

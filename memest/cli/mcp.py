@@ -117,8 +117,9 @@ TOOLS = (
     Tool(
         fits,
         "Whether a training run fits a GPU, or a budget: verdict is fits, tight, fits by "
-        f"releasing cache, does not fit or cannot say, with the reason. {_MODEL} Name a GPU, "
-        "gpu_memory under options, or fail_over.",
+        "releasing cache, does not fit or cannot say, with the reason: that of the first GPU "
+        "named, those of others stand in common_gpus, that of a budget in fail_over. "
+        f"{_MODEL} Name a GPU, gpu_memory under options, or fail_over.",
         {"fail_over": _TEXT},
     ),
     Tool(

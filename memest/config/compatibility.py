@@ -57,9 +57,10 @@ def check(setup: TrainingOptions) -> None:
         _check_wrapped,
         _check_losses,
         _check_precision,
-        check_generation,
     ):
         rule(setup)
+    if setup.generation is not None:
+        check_generation(setup.distributed)
     if setup.torch_compile:
         refuse_pairs(setup, "--torch-compile", "compile")
     if setup.checkpointing == "selective":

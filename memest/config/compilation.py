@@ -6,13 +6,8 @@ The names are those of ``TrainingArguments``: ``torch_compile``, ``torch_compile
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from memest.config.installed import installed_version, release
 from memest.errors import ConfigError, hint, not_legal
-
-if TYPE_CHECKING:
-    from memest.config.training_options import TrainingOptions
 
 __all__ = [
     "DEFAULT_CHUNKS",
@@ -138,13 +133,16 @@ def _chunks(text: str, name: str) -> str:
     return "" if int(text) == DEFAULT_CHUNKS else f":{int(text)}"
 
 
-def check_release(setup: TrainingOptions) -> None:
+def check_release(declared: tuple[int, int] | None) -> None:
     """The graphs of ``torch.compile`` are those of the installed PyTorch.
+
+    Args:
+        declared: (major, minor) of the torch that will train; None where nobody says.
 
     Raises:
         ConfigError: another release is said to train.
     """
-    declared, installed = setup.software.torch, installed_version("torch")
+    installed = installed_version("torch")
     if declared is None or installed is None or declared == installed:
         return
     text = ".".join(map(str, declared))

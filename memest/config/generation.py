@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memest.config.kinds import Strategy, check_whole_number
 from memest.config.option import option
+from memest.config.parallelism import Distributed
 from memest.errors import ConfigError, not_legal
-
-if TYPE_CHECKING:
-    from memest.config.training_options import TrainingOptions
 
 __all__ = ["CACHES", "Generation", "check_generation"]
 
@@ -58,15 +56,12 @@ class Generation:
         return dataclasses.asdict(self)
 
 
-def check_generation(setup: TrainingOptions) -> None:
+def check_generation(distributed: Distributed) -> None:
     """Where several GPUs generate otherwise than with the hooks of their modules.
 
     Raises:
-        ConfigError: such a setup.
+        ConfigError: such GPUs.
     """
-    if setup.generation is None:
-        return
-    distributed = setup.distributed
     if distributed.pp > 1:
         raise ConfigError(
             f"--generate and --pp {distributed.pp} exclude each other: generate calls a whole "

@@ -16,6 +16,7 @@ from memest.errors import ConfigError
 __all__ = [
     "TARGET_POSITIONS",
     "RawConfig",
+    "assumed_length",
     "check_length",
     "check_lengths",
     "length_limit",
@@ -117,6 +118,11 @@ def length_limit(config: Any, setup: TrainingOptions) -> tuple[int | None, str]:
         limit = max(limit - virtual, 1)
     beside = f" beside {virtual} virtual tokens" if virtual else ""
     return limit, f"positions of this model{beside}"
+
+
+def assumed_length(length: int) -> str:
+    """What is said of the tokens of a sample where nobody named their number."""
+    return f"sequence length {length} (not given; --seq-len sets it)"
 
 
 def check_length(option: str, length: float | None, limit: float | None, what: str) -> None:

@@ -11,18 +11,13 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from memest.config.option import option
 from memest.errors import ConfigError, hint, not_legal
 from memest.files.texts import read_mapping
 
-if TYPE_CHECKING:
-    from memest.config.training_options import TrainingOptions
-
 __all__ = ["METHODS", "Format", "Quantization", "own_quantization", "read_quantization"]
-
-_Options = TypeVar("_Options", bound="TrainingOptions")
 
 
 class Format(enum.StrEnum):
@@ -322,26 +317,26 @@ _NOT_MODELLED = (
 
 
 def own_quantization(
-    config: Mapping[str, Any], setup: _Options
-) -> tuple[_Options, tuple[str, ...]]:
+    config: Mapping[str, Any], request: Quantization | None
+) -> tuple[Quantization | None, tuple[str, ...]]:
     """The quantisation that a checkpoint has already, as its config says.
 
     Args:
         config: of the model, as written in its file.
-        setup: as asked for; a quantisation of its own is not touched.
+        request: the quantisation that was asked for; of unpacked weights it is not touched.
 
     Returns:
-        The setup with it, and what there is to say.
+        That of the run, and what there is to say.
 
     Raises:
-        ConfigError: the setup asks for another quantisation of packed weights, or the checkpoint
+        ConfigError: the request is another quantisation of packed weights, or the checkpoint
             has one whose layers take other memory than is known.
     """
     settings = config.get("quantization_config")
     if not isinstance(settings, Mapping):
-        return setup, ()
+        return request, ()
     method = str(settings.get("quant_method", "bitsandbytes"))
-    is_packed, request = method in METHODS, setup.quantization
+    is_packed = method in METHODS
     if request is not None and is_packed and request.format.value != method:
         raise ConfigError(
             f"The checkpoint is quantised by {method} already, and transformers quantises no "
@@ -359,18 +354,17 @@ def own_quantization(
                 "The checkpoint is quantised to 4 bits already, and transformers makes no 8 bits "
                 "of it: drop --load-in-8bit, or name the model it was made of."
             )
-        return setup, ()
+        return request, ()
     if not is_packed and not method.startswith("bitsandbytes"):
-        return setup, (_NOT_MODELLED.format(f"by {method}, which is not modelled"),)
+        return request, (_NOT_MODELLED.format(f"by {method}, which is not modelled"),)
     try:
         quantization = read_quantization(settings, option="quantization_config of the checkpoint")
     except ConfigError as error:
         if not is_packed:
             raise
-        return setup, (
+        return request, (
             _NOT_MODELLED.format(f"by {method} in a way that is not modelled ({error})"),
         )
     if is_packed and request is not None and quantization is not None:
         quantization = dataclasses.replace(quantization, prepare=request.prepare)
-    setup = dataclasses.replace(setup, quantization=quantization)
-    return setup, ("the checkpoint is quantised already",)
+    return quantization, ("the checkpoint is quantised already",)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memest.config.attention import check_flash_precision
@@ -40,7 +41,7 @@ def refuse_early(source: ModelSource | None, request: Setup, module_inputs: Modu
     """
     setup = request
     if setup.torch_compile:
-        check_release(setup)
+        check_release(setup.software.torch)
     if source is not None and source.config is not None:
         if module_inputs.model_args:
             raise ConfigError(
@@ -48,7 +49,8 @@ def refuse_early(source: ModelSource | None, request: Setup, module_inputs: Modu
                 "configuration: write MODEL?name=value to change that. Arguments are for "
                 "package.module:factory."
             )
-        setup, _ = own_quantization(source.config, request)
+        quantization, _ = own_quantization(source.config, request.quantization)
+        setup = replace(request, quantization=quantization)
         if not (source.trust_remote_code and source.config.get("auto_map")):
             if module_inputs.inputs is None:
                 check_lengths(source.config, source.auto_class, setup)

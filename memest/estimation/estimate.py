@@ -55,6 +55,7 @@ def estimate(
     trust_remote_code: bool = False,
     max_batch: bool = True,
     snapshot: str | Path | None = None,
+    alternatives: bool = True,
     progress: Progress | None = None,
     **options: Any,
 ) -> Estimate:
@@ -85,6 +86,8 @@ def estimate(
         snapshot: a file (.pickle or .json) that the predicted run is written to besides, in the
             structure of ``torch.cuda.memory._dump_snapshot``: as replayed, before a calibration
             profile corrects totals.
+        alternatives: tell what the question leaves open, and what other choices would change: a
+            replay each.
         progress: called with one line for each longer thing done.
         **options: fields of :class:`Setup` and the spellings of HF ``TrainingArguments``.
 
@@ -122,7 +125,7 @@ def estimate(
         calibration=calibration,
         max_batch=max_batch,
         snapshot=target,
-        alternatives=True,
+        alternatives=alternatives,
     )
     if run_config is None:
         return result

@@ -6,10 +6,11 @@ Only choices whose steps are known already are run, so that an answer waits for 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from memest.config.parallelism import ONE_GPU
+from memest.config.positions import assumed_length
 from memest.config.setup import Dtype, Setup
 from memest.errors import MemestError
 from memest.estimation.gpu_target import TargetGpus
@@ -30,14 +31,27 @@ class Alternatives:
 
     Attributes:
         request: the setup as it was asked for.
-        device_bytes: the expected device peak of a setup.
-
-    Raises of ``device_bytes``:
-        MemestError: it is not known without a trace, or cannot be.
+        device_bytes: the expected device peak of a setup; raises MemestError where that is not
+            known without a trace, or cannot be.
     """
 
     request: Setup
     device_bytes: Callable[[Setup], int]
+
+    def choice(self, text: str, other: Any, device: int, **changes: Any) -> OpenChoice | None:
+        """What another choice changes; None where that is not known.
+
+        Args:
+            text: what was assumed.
+            other: the choice, as it is shown.
+            device: the device peak of the question.
+            changes: of the request.
+        """
+        try:
+            changed = self.device_bytes(replace(self.request, **changes))
+        except MemestError:
+            return None
+        return OpenChoice(text=text, instead=f"with {other}", change_bytes=changed - device)
 
 
 def gpu_words(targets: TargetGpus) -> str:
@@ -80,14 +94,10 @@ def _lengths(estimate: Estimate, others: Alternatives, device: int) -> Iterator[
     length = estimate.setup.seq_len
     if length is None or others.request.seq_len is not None:
         return
+    text = assumed_length(length)
     for other in (2 * length, length // 2):
-        with suppress(MemestError):
-            changed = others.device_bytes(replace(others.request, seq_len=other))
-            yield OpenChoice(
-                text=f"sequence length {length} (not given; --seq-len sets it)",
-                instead=f"with {other}",
-                change_bytes=changed - device,
-            )
+        if found := others.choice(text, other, device, seq_len=other):
+            yield found
             return
 
 
@@ -117,13 +127,9 @@ def _optimizers(estimate: Estimate, others: Alternatives, device: int) -> Iterat
     setup = estimate.setup
     if setup.optim != Setup().optim or setup.adapter is not None:
         return  # named, or with states that are small anyway
-    with suppress(MemestError):
-        changed = others.device_bytes(replace(others.request, optim=_SMALL_STATES))
-        yield OpenChoice(
-            text=f"optimizer {setup.optimizer} (--optim)",
-            instead=f"with {_SMALL_STATES}",
-            change_bytes=changed - device,
-        )
+    text = f"optimizer {setup.optimizer} (--optim)"
+    if found := others.choice(text, _SMALL_STATES, device, optim=_SMALL_STATES):
+        yield found
 
 
 def _gpus(fits: Sequence[GpuFit], targets: TargetGpus, device: int) -> Iterator[OpenChoice]:

@@ -153,8 +153,9 @@ def build(
         return _from_factory(setup, source, module_inputs)
     model_type = str((source.config or {}).get("model_type", ""))
     setup = replace(setup, attn_implementation=attention_of(model_type, setup))
-    setup, own_notes = own_quantization(source.config or {}, setup)
-    ready = bool(own_notes) and setup.quantization is not None
+    quantization, own_notes = own_quantization(source.config or {}, setup.quantization)
+    setup = replace(setup, quantization=quantization)
+    ready = bool(own_notes) and quantization is not None
     with classes_as_before(model_type, setup):
         built_model = build_model(source, setup)
     model_as_before(built_model.model, model_type, setup)

@@ -48,7 +48,7 @@ def compile_model(
         return
     import torch._dynamo as dynamo
 
-    check_release(setup)
+    check_release(setup.software.torch)
     watch = CodeWatch()
     codes: list[Code] = []
 

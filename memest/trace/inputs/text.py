@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from memest.config.positions import check_length, length_limit
+from memest.config.positions import assumed_length, check_length, length_limit
 from memest.config.setup import Setup, Task
 from memest.errors import ConfigError
 from memest.trace.inputs.tensors import (
@@ -45,7 +45,7 @@ def seq_len_of(built_model: BuiltModel, setup: Setup) -> tuple[int, list[str]]:
     limit, what = length_limit(built_model.config, setup)
     if setup.seq_len is None:
         length = min(DEFAULT_SEQ_LEN, limit) if limit else DEFAULT_SEQ_LEN
-        return length, [f"sequence length {length} (not given; --seq-len sets it)"]
+        return length, [assumed_length(length)]
     check_length("seq-len", setup.seq_len, limit, what)
     return setup.seq_len, []
 

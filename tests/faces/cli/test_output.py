@@ -100,7 +100,9 @@ def test_options_arrive(answer):
     assert run(line.split()) == 0
     model, options = calls[0]
     assert model == "m"
-    call = ("gpu", "device_context", "trust_remote_code", "max_batch", "progress")
+    call = (
+        "gpu", "device_context", "trust_remote_code", "max_batch", "alternatives", "progress",
+    )  # fmt: skip
     arguments = {name: options.pop(name) for name in call}
     assert arguments["gpu"] == ["h100", "a100"]
     assert arguments["device_context"] == "600MiB"

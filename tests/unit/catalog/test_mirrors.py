@@ -143,4 +143,4 @@ def test_a_mirror_takes_no_short_name_away():
 def test_a_copy_in_4_bits_is_not_made_one_of_8():
     config = resolve_model("unsloth/Meta-Llama-3.1-8B-bnb-4bit").config
     with pytest.raises(ConfigError, match="quantised to 4 bits already"):
-        own_quantization(config, setup_from_options(load_in_8bit=True, lora_r=16))
+        own_quantization(config, setup_from_options(load_in_8bit=True, lora_r=16).quantization)

@@ -119,7 +119,7 @@ def test_a_checkpoint_in_another_way_is_named_as_not_modelled(config, said):
     setup = Setup(batch=1, seq_len=32, loop="plain", adapter=LORA)
     given = {**SMALL, "quantization_config": config}
     source = ModelSource(kind="file", id="it", config=given, provenance="test")
-    _, told = own_quantization(given, setup)
+    _, told = own_quantization(given, setup.quantization)
     notes = [note for note in told if "priced as if they were not quantised" in note]
 
     assert len(notes) == 1
