@@ -460,13 +460,10 @@ class Player:
         temporary: list[tuple[int, int | None]] = []
         outputs = self._take_outputs(call) if workspaces[0].before_outputs else None
         for index, workspace in enumerate(workspaces):
+            temporary = self._free_before(index, temporary)
             if outputs is not None and not workspace.before_outputs:
                 course.events.extend(outputs)
                 outputs = None
-            to_free = [n for n, before in temporary if before is not None and before <= index]
-            if to_free:
-                course.events.extend(~number for number in to_free)
-                temporary = [t for t in temporary if t[0] not in to_free]
             persistent = workspace.lifetime is Lifetime.PERSISTENT
             if not workspace.nbytes or (persistent and workspace.key in self._persistent):
                 continue
@@ -482,7 +479,16 @@ class Player:
                 temporary.append((number, workspace.freed_before))
         if outputs is not None:
             course.events.extend(outputs)
+        temporary = self._free_before(len(workspaces), temporary)
         course.events.extend(~number for number, _ in reversed(temporary))
+
+    def _free_before(
+        self, index: int, temporary: list[tuple[int, int | None]]
+    ) -> list[tuple[int, int | None]]:
+        """Free what is freed before a place among the workspaces, the youngest first."""
+        ends = [(n, before) for n, before in temporary if before is not None and before <= index]
+        self._course.events.extend(~number for number, _ in reversed(ends))
+        return [entry for entry in temporary if entry not in ends]
 
     def _workspace_label(self, number: int, workspace: Workspace) -> str:
         call = self._trace.calls[number]

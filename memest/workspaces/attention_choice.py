@@ -36,6 +36,8 @@ class SdpaCall:
     is_causal: bool
     grouped: bool
     needs_grad: bool
+    strided: bool = False
+    """The last dimension of an operand or of the mask does not lie dense."""
 
 
 _NO_RING = "ring attention has no kernel for them"
@@ -122,6 +124,8 @@ def _preferred(gpu: GpuTraits, setting: SdpaBackend) -> list[SdpaBackend]:
 
 def why_not(backend: SdpaBackend, call: SdpaCall, gpu: GpuTraits) -> str:
     """Why a kernel cannot run a call, as the end of a sentence about it; empty where it can."""
+    if call.strided and backend is not SdpaBackend.MATH:
+        return "takes no operand or mask whose last dimension is strided"
     rules = {
         SdpaBackend.FLASH: _why_not_flash,
         SdpaBackend.EFFICIENT: _why_not_efficient,
@@ -180,8 +184,8 @@ def _why_not_cudnn(call: SdpaCall, gpu: GpuTraits) -> str:
         return _AMPERE
     if call.dtype not in _HALF:
         return f"takes no {call.dtype}"
-    if call.dropout and (call.dropout * 16) % 1:
-        # this cuDNN takes dropout only in steps of 1/16
+    if gpu.torch >= (2, 12) and (call.dropout * 16) % 1:
+        # cuDNN has only steps of 1/16, and rounded silently before (PR 174245)
         return f"takes dropout in steps of 1/16, not {call.dropout:g}"
     if call.query_len == 1 or call.key_len == 1:
         return "takes no sequence of one token"

@@ -42,14 +42,15 @@ def cublas_workspace(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
 def cublaslt_workspace(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
     """What a cuBLASLt matmul needs: 1 MiB, per call, per thread, or inside the cuBLAS workspace.
 
-    Source: PR 73439 (1 MiB per call), 156495 (2.9, kept), 168175 (2.11, the cuBLAS workspace),
-    194311 (after 2.13, per call again).
-    Evidence: source; releases inferred from the dates of the pull requests.
+    Source: PR 73439 (1 MiB per call), 156495 (2.9, kept), 168175 and 175879 (2.12, the cuBLAS
+    workspace), 194311 (after 2.13, per call again).
+    Evidence: recorded (1048576 beside the cuBLAS workspace, torch 2.11 on an H200); other releases
+    inferred from the dates of the pull requests.
     """
     own = cublas_workspace(call, gpu)
     if gpu.torch >= (2, 14):
         return (Workspace(MIB, "cuBLASLt workspace"),)
-    if gpu.torch >= (2, 11):
+    if gpu.torch >= (2, 12):
         return own
     if gpu.torch >= (2, 9):
         key = ("cublaslt", call.thread)

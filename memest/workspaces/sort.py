@@ -15,7 +15,7 @@ from memest.workspaces.layout import (
 from memest.workspaces.operator_call import GpuTraits, OpCall, TensorSpec, Workspace
 from memest.workspaces.registry import rule
 
-__all__ = ["nonzero_scratch", "radix_sort_scratch"]
+__all__ = ["look_back_scratch", "nonzero_scratch", "radix_sort_scratch"]
 
 _SMALL_SORT = 4096
 _DIGITS = 256
@@ -23,7 +23,13 @@ _ALIGNMENT = 256
 
 
 def radix_sort_scratch(
-    n: int, key_bytes: int, value_bytes: int, bits: int, *, freed_before: int | None = None
+    n: int,
+    key_bytes: int,
+    value_bytes: int,
+    bits: int,
+    gpu: GpuTraits,
+    *,
+    freed_before: int | None = None,
 ) -> Workspace:
     """Scratch of one cub radix sort: histograms, look-back, a second array of keys and values.
 
@@ -31,13 +37,15 @@ def radix_sort_scratch(
     upper bound allows for half of the assumed ones. cub aligns every part to 256 bytes, and the
     first one within what it is given. Histograms count with the type of ``n``, 8 bytes.
 
-    Recorded: 1 byte for n up to 2048, 72191 for n = 4096 of 8 + 8 bytes and 14 bits.
+    Recorded: 1 byte for n up to 2048, 72191 for n = 4096 of 8 + 8 bytes and 14 bits (torch 2.6 to
+    2.8); 83455, 150015 and 4269567 for n = 4096, 8192 and 262144 of 64 bits (torch 2.11 with CUDA
+    13 on an H200).
     """
     width = max(key_bytes, value_bytes, 4)
     if n <= 256 * max(1, 19 * 4 // width):
         return Workspace(1, "sort scratch", freed_before=freed_before)
     passes = max(1, ceil_div(bits, 8))
-    tile = 384 * max(1, 21 * 4 // width)
+    tile = 384 * max(1, (24 if gpu.torch >= (2, 11) else 21) * 4 // width)
     look_back = ceil_div(n, tile) * _DIGITS * 4
     parts = [passes * _DIGITS * 8, look_back, passes * 4]
     if passes > 1:
@@ -45,6 +53,15 @@ def radix_sort_scratch(
     expected = sum(round_up(part, _ALIGNMENT) for part in parts) + _ALIGNMENT - 1
     high = expected + look_back + 64 * KIB
     return Workspace(expected, "sort scratch", high_nbytes=high, freed_before=freed_before)
+
+
+def look_back_scratch(n: int, label: str, *, freed_before: int | None = None) -> Workspace:
+    """Scratch of one cub scan or selection: 16 bytes for each tile and 32 more, and a part beside.
+
+    Recorded: 1279 bytes for n up to 8192, 2047 for 262144 (torch 2.11 with CUDA 13 on an H200).
+    """
+    state = round_up((32 + ceil_div(n, 384 * 12)) * 16, _ALIGNMENT)
+    return Workspace(state + 2 * _ALIGNMENT - 1, label, freed_before=freed_before)
 
 
 def nonzero_scratch(spec: TensorSpec) -> list[Workspace]:
@@ -75,7 +92,7 @@ def nonzero(_call: OpCall, _gpu: GpuTraits, spec: TensorSpec) -> list[Workspace]
 
 
 @rule("aten.sort", "aten.argsort", "aten.msort", needs="self")
-def sort(call: OpCall, _gpu: GpuTraits, spec: TensorSpec) -> tuple[Workspace, ...]:
+def sort(call: OpCall, gpu: GpuTraits, spec: TensorSpec) -> tuple[Workspace, ...]:
     """Slices up to 4096: nothing. Longer: n x 8 of indices and one cub sort (n x 24 and less).
 
     One slice or slices of a million: indices of one slice, one sort after the other. Under 128
@@ -92,10 +109,10 @@ def sort(call: OpCall, _gpu: GpuTraits, spec: TensorSpec) -> tuple[Workspace, ..
     else:
         dim = integer(call, 1, "dim", -1)
     at = dim % len(spec.shape)
-    return _sort_scratch(spec, at)
+    return _sort_scratch(spec, at, gpu)
 
 
-def _sort_scratch(spec: TensorSpec, dim: int) -> tuple[Workspace, ...]:
+def _sort_scratch(spec: TensorSpec, dim: int, gpu: GpuTraits) -> tuple[Workspace, ...]:
     length = spec.shape[dim]
     if length <= _SMALL_SORT:
         return ()
@@ -105,11 +122,11 @@ def _sort_scratch(spec: TensorSpec, dim: int) -> tuple[Workspace, ...]:
     slices = spec.numel // length
     if slices == 1 or length >= 1_000_000:
         workspaces.append(Workspace(length * 8, "sort positions"))
-        workspaces.append(radix_sort_scratch(length, spec.itemsize, 8, 8 * spec.itemsize))
+        workspaces.append(radix_sort_scratch(length, spec.itemsize, 8, 8 * spec.itemsize, gpu))
     elif slices < 128:
         pairs = [Workspace(spec.numel * 8, "sort positions and slices")] * 2
         keys = kernel_copy(spec, "sort keys, discarded")
-        scratch = radix_sort_scratch(spec.numel, spec.itemsize, 8, 8 * spec.itemsize)
+        scratch = radix_sort_scratch(spec.numel, spec.itemsize, 8, 8 * spec.itemsize, gpu)
         workspaces += [*pairs, keys, scratch]
     else:
         workspaces.append(Workspace(spec.numel * 8, "sort positions"))
@@ -145,7 +162,7 @@ def topk(call: OpCall, gpu: GpuTraits, spec: TensorSpec) -> list[Workspace]:
     if k > _SMALL_SORT and values is not None and integer(call, 4, "sorted", 1):
         workspaces.append(kernel_copy(values, "topk sorted indices", 8))
         workspaces.append(kernel_copy(values, "topk sorted values"))
-        workspaces += _sort_scratch(values, dim)
+        workspaces += _sort_scratch(values, dim, gpu)
     return workspaces
 
 
@@ -175,7 +192,7 @@ def scan(call: OpCall, _gpu: GpuTraits, spec: TensorSpec, out: TensorSpec) -> li
 
 
 @rule("aten._unique2", "aten.unique_dim", "aten.unique_consecutive", "aten.bincount", needs="self")
-def unique(_call: OpCall, _gpu: GpuTraits, spec: TensorSpec) -> tuple[Workspace, ...]:
+def unique(_call: OpCall, gpu: GpuTraits, spec: TensorSpec) -> tuple[Workspace, ...]:
     """Sorted copy, order and inverse of n elements and one cub sort; twice that at most.
 
     Source: ATen/native/cuda/Unique.cu, UniqueCub.cu (2.x).
@@ -183,12 +200,12 @@ def unique(_call: OpCall, _gpu: GpuTraits, spec: TensorSpec) -> tuple[Workspace,
     """
     n, item = spec.numel, spec.itemsize
     arrays = n * (item + 16)
-    scratch = radix_sort_scratch(n, item, 8, 8 * item)
+    scratch = radix_sort_scratch(n, item, 8, 8 * item, gpu)
     return (Workspace(arrays, "unique, sorted copies", high_nbytes=2 * arrays), scratch)
 
 
 @rule("aten.randperm")
-def randperm(call: OpCall, _gpu: GpuTraits) -> tuple[Workspace, ...]:
+def randperm(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
     """Random keys n x 8, their sorted copy, the range n x 8 and one cub sort; n <= 30000 less.
 
     Source: ATen/native/cuda/Randperm.cu (2.x).
@@ -202,5 +219,5 @@ def randperm(call: OpCall, _gpu: GpuTraits) -> tuple[Workspace, ...]:
     return (
         *arrays,
         Workspace(n * key, "randperm keys, sorted"),
-        radix_sort_scratch(n, key, 8, 8 * key),
+        radix_sort_scratch(n, key, 8, 8 * key, gpu),
     )

@@ -51,6 +51,9 @@ def scaled_dot_product_attention(
         is_causal=is_causal,
         grouped=enable_gqa and query.shape[-3] != key.shape[-3],
         needs_grad=needs_grad,
+        strided=any(
+            t is not None and t.stride(-1) != 1 for t in (query, key, value, attn_mask)
+        ),
     )
     backend = choose_backend(call, gpu, forced_backend)
     if choices is not None:
