@@ -63,10 +63,10 @@ def embedding_dense_backward(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, .
     # unique_by_key writes the keys it drops into a buffer of its own
     end = len(workspaces) + 2
     workspaces.append(Workspace(n * item, "embedding unique keys", freed_before=end))
-    workspaces.append(look_back_scratch(n, "embedding selection scratch", freed_before=end))
+    workspaces.append(look_back_scratch(n, item, "embedding selection scratch", freed_before=end))
     workspaces += [Workspace(segments * item, "embedding partials per segment")] * 2
     end = len(workspaces) + 1
-    workspaces.append(look_back_scratch(segments, "embedding scan scratch", freed_before=end))
+    workspaces.append(look_back_scratch(segments, item, "embedding scan scratch", freed_before=end))
     workspaces.append(Workspace(8, "embedding partial count"))
     workspaces.append(Workspace(partials * item, "embedding partial offsets"))
     acc = acc_bytes(grad.dtype)

@@ -75,25 +75,19 @@ def softmax_backward(call: OpCall, _gpu: GpuTraits) -> tuple[Workspace, ...]:
 
 @rule("aten._safe_softmax", needs="self out")
 def safe_softmax(
-    call: OpCall, _gpu: GpuTraits, spec: TensorSpec, out: TensorSpec
+    _call: OpCall, gpu: GpuTraits, spec: TensorSpec, out: TensorSpec
 ) -> tuple[Workspace, ...]:
-    """The plain softmax, full size, a bool for each element and one for each row.
+    """Before 2.11 the plain softmax, full size: masked rows become zero in a second tensor.
 
-    Math attention calls it: rows that are masked throughout become zero in a second tensor.
+    Math attention calls it. What it makes besides is part of the trace.
 
     Source: ATen/native/transformers/attention.cpp, _safe_softmax (2.5 on).
-    Evidence: memory.
+    Evidence: recorded (torch 2.11: in place); before: source.
     """
-    if not spec.shape:
-        return ()
-    rows = spec.numel // spec.shape[integer(call, 1, "dim", -1) % len(spec.shape)]
-    return (
-        *contiguous_copy(spec, "softmax input, contiguous"),
-        kernel_copy(out, "softmax before masking"),
-        Workspace(spec.numel, "softmax mask"),
-        Workspace(rows, "softmax mask of rows"),
-        Workspace(out.itemsize, "softmax zero"),
-    )
+    copies = contiguous_copy(spec, "softmax input, contiguous")
+    if gpu.torch >= (2, 11):
+        return copies
+    return (*copies, kernel_copy(out, "softmax before masking"))
 
 
 @rule("aten.nll_loss_forward", "aten.nll_loss2d_forward", "aten.nll_loss_backward")

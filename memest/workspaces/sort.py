@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memest.units import KIB
 from memest.workspaces.layout import (
     argument,
@@ -55,12 +57,15 @@ def radix_sort_scratch(
     return Workspace(expected, "sort scratch", high_nbytes=high, freed_before=freed_before)
 
 
-def look_back_scratch(n: int, label: str, *, freed_before: int | None = None) -> Workspace:
-    """Scratch of one cub scan or selection: 16 bytes for each tile and 32 more, and a part beside.
+def look_back_scratch(
+    n: int, item: int, label: str, *, freed_before: int | None = None
+) -> Workspace:
+    """Scratch of one cub scan or selection: a state for each tile and 32 more, and a part beside.
 
-    Recorded: 1279 bytes for n up to 8192, 2047 for 262144 (torch 2.11 with CUDA 13 on an H200).
+    A state has 8 bytes, 16 for elements of 8 bytes. Recorded: 1279 for n up to 8192 and 2047 for
+    262144 of int64, 1023 for 8 of int32 (torch 2.11 with CUDA 13 on an H200).
     """
-    state = round_up((32 + ceil_div(n, 384 * 12)) * 16, _ALIGNMENT)
+    state = round_up((32 + ceil_div(n, 384 * 12)) * (16 if item > 4 else 8), _ALIGNMENT)
     return Workspace(state + 2 * _ALIGNMENT - 1, label, freed_before=freed_before)
 
 
@@ -178,7 +183,7 @@ def scan(call: OpCall, _gpu: GpuTraits, spec: TensorSpec, out: TensorSpec) -> li
     """A contiguous copy, a cast to the output's type; about 1 KiB when one slice is everything.
 
     Source: ATen/native/cuda/ScanUtils.cuh (2.13), ATen/cuda/cub.cuh.
-    Evidence: source; size of cub's scratch: recorded once (1023 bytes).
+    Evidence: source; size of cub's scratch: recorded (see look_back_scratch).
     """
     workspaces = list(contiguous_copy(spec, "scan input, contiguous"))
     if spec.dtype != out.dtype:
@@ -186,8 +191,8 @@ def scan(call: OpCall, _gpu: GpuTraits, spec: TensorSpec, out: TensorSpec) -> li
     dim = integer(call, 1, "dim", -1)
     length = spec.shape[dim % len(spec.shape)] if spec.shape else 1
     if length == spec.numel and length > 1:
-        size = 1023 + ceil_div(spec.numel, 2048) * 16
-        workspaces.append(Workspace(size, "scan scratch", high_nbytes=size + 16 * KIB))
+        scratch = look_back_scratch(spec.numel, out.itemsize, "scan scratch")
+        workspaces.append(replace(scratch, high_nbytes=scratch.nbytes + 16 * KIB))
     return workspaces
 
 

@@ -189,7 +189,9 @@ def _safe_softmax(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     x, dim = args[0], args[1]
     out = recorder.record(func(*args, **kwargs), func)
     mask = recorder.record(torch.empty_like(x, dtype=torch.bool), aten.isneginf.default)
-    recorder.record_storage(mask.new_empty(mask.select(dim, 0).shape), aten.all.dim)
+    rows = recorder.record(mask.new_empty(mask.select(dim, 0).shape), aten.all.dim)
+    recorder.record_storage(out.new_empty(()), aten.scalar_tensor.default)
+    del rows, mask
     return out
 
 

@@ -51,9 +51,7 @@ def scaled_dot_product_attention(
         is_causal=is_causal,
         grouped=enable_gqa and query.shape[-3] != key.shape[-3],
         needs_grad=needs_grad,
-        strided=any(
-            t is not None and t.stride(-1) != 1 for t in (query, key, value, attn_mask)
-        ),
+        strided=any(t is not None and t.stride(-1) != 1 for t in (query, key, value, attn_mask)),
     )
     backend = choose_backend(call, gpu, forced_backend)
     if choices is not None:
@@ -183,5 +181,6 @@ def math_attention(
     # the operator also returns the probabilities in the inputs' dtype, and makes them first
     probabilities = attention.to(origin)
     result = torch.matmul(attention, value_acc).to(origin)
-    del probabilities
+    # the youngest local of the function goes first, and its other result last
+    del attention, scaled_query, mask, value_acc, key_acc, query_acc, probabilities
     return result
