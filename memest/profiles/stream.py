@@ -457,7 +457,7 @@ class Player:
         if not workspaces:
             return
         course = self._course
-        temporary: list[tuple[int, int | None]] = []
+        temporary: list[tuple[int, Workspace]] = []
         outputs = self._take_outputs(call) if workspaces[0].before_outputs else None
         for index, workspace in enumerate(workspaces):
             temporary = self._free_before(index, temporary)
@@ -476,19 +476,27 @@ class Player:
             if persistent:
                 self._persistent.add(workspace.key)
             else:
-                temporary.append((number, workspace.freed_before))
+                temporary.append((number, workspace))
         if outputs is not None:
             course.events.extend(outputs)
         temporary = self._free_before(len(workspaces), temporary)
         course.events.extend(~number for number, _ in reversed(temporary))
 
     def _free_before(
-        self, index: int, temporary: list[tuple[int, int | None]]
-    ) -> list[tuple[int, int | None]]:
-        """Free what is freed before a place among the workspaces, the youngest first."""
-        ends = [(n, before) for n, before in temporary if before is not None and before <= index]
-        self._course.events.extend(~number for number, _ in reversed(ends))
-        return [entry for entry in temporary if entry not in ends]
+        self, index: int, temporary: list[tuple[int, Workspace]]
+    ) -> list[tuple[int, Workspace]]:
+        """Free what is freed before a place among the workspaces; returns what is left."""
+        left, ends, ends_first = [], [], []
+        for number, workspace in temporary:
+            if workspace.freed_before is None or workspace.freed_before > index:
+                left.append((number, workspace))
+            elif workspace.in_expression:
+                ends_first.append(~number)
+            else:
+                ends.append(~number)
+        self._course.events.extend(ends_first)
+        self._course.events.extend(reversed(ends))
+        return left
 
     def _workspace_label(self, number: int, workspace: Workspace) -> str:
         call = self._trace.calls[number]

@@ -50,7 +50,7 @@ class CachingAllocator:
             ``conf.per_process_memory_fraction`` of ``total_bytes`` when it is below 1.
         total_bytes: the device's whole memory; by default ``capacity_bytes``.
         events: when blocks used on other streams become free.
-        driver: where memory comes from; by default an endless row of ascending addresses.
+        driver: where memory comes from; by default an endless row of falling addresses.
 
     Example:
         >>> allocator = CachingAllocator()

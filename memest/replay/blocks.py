@@ -48,17 +48,20 @@ class Driver(Protocol):
 
 @dataclass(slots=True)
 class SimpleDriver:
-    """A driver with so much memory and ascending addresses.
+    """A driver with so much memory, each segment below the last.
+
+    So cudaMalloc places them for the most part: recorded on an H200 (driver 580) and on H100s. It
+    matters where free blocks are of one size, of which the allocator takes the lowest.
 
     Attributes:
         capacity_bytes: what it can give in all; None for no bound.
         used_bytes: what it has given.
-        next_address: where the next segment begins.
+        lowest_address: where the last segment begins.
     """
 
     capacity_bytes: int | None = None
     used_bytes: int = 0
-    next_address: int = 1 << 32
+    lowest_address: int = 1 << 62
 
     def malloc(self, size: int) -> int | None:
         """See :class:`Driver`."""
@@ -72,9 +75,8 @@ class SimpleDriver:
 
     def reserve(self, size: int) -> int:
         """See :class:`Driver`."""
-        address = self.next_address
-        self.next_address += size
-        return address
+        self.lowest_address -= size
+        return self.lowest_address
 
     def map(self, address: int, size: int) -> bool:  # noqa: ARG002 - the protocol has it
         """See :class:`Driver`."""

@@ -325,7 +325,7 @@ def _place_in_segments(
     events, indices = pool.events, pool.indices
     free = _Free()
     keys, end_of, start_of = free.keys, free.end_of, free.start_of
-    next_address = 0
+    lowest = 1 << _SHIFT  # the driver places each segment below the last
     for first, behind in pool.stretches(free):
         for place, number in enumerate(events[first:behind], first):
             if number >= 0:
@@ -344,9 +344,8 @@ def _place_in_segments(
                     segment = segment_size
                     if size >= own_segment_from:
                         segment = -(-size // ROUND_LARGE) * ROUND_LARGE
-                    start = next_address
-                    next_address += segment + _SEGMENT_GAP
-                    if next_address > _MASK:
+                    start = lowest = lowest - segment - _SEGMENT_GAP
+                    if start < 0:
                         return False
                     growth.append((indices[place], segment))
                     rest = segment - size

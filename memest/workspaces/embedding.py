@@ -135,7 +135,11 @@ def _linear_index(indices: tuple[Value, ...], count: int, start: int) -> list[Wo
         wraps = not index.on_host
         freed_before = start + len(workspaces) + 1 + wraps
         if wraps:
-            workspaces.append(Workspace(count * 8, "index, wrapped", freed_before=freed_before))
+            workspaces.append(
+                Workspace(
+                    count * 8, "index, wrapped", freed_before=freed_before, in_expression=True
+                )
+            )
         until = None if number == 0 else freed_before
         workspaces.append(Workspace(count * 8, "index, linear", freed_before=until))
     return workspaces

@@ -106,7 +106,9 @@ class Workspace:
         key: identity of a persistent allocation, for example ``("cublas", "main")``.
         high_nbytes: upper bound where the size is only known as a range, else ``nbytes``.
         freed_before: position, among the allocations of the same call, of the first one that
-            is made after this one was freed; None when it lives until the operator returns.
+            is made after this one was freed; None when it lives until the operator returns. Those
+            of one place go as C++ ends their scope, the youngest first.
+        in_expression: part of one expression, and freed with it, before what the others hold.
         before_outputs: made before the operator allocates its results; such allocations come
             first in a call.
     """
@@ -118,6 +120,7 @@ class Workspace:
     high_nbytes: int | None = None
     freed_before: int | None = None
     before_outputs: bool = False
+    in_expression: bool = False
 
 
 @dataclass(frozen=True, slots=True)

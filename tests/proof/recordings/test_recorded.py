@@ -22,7 +22,7 @@ from support.snapshots import FOLDER
 
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="no recorded snapshots at hand")
 
-BEYOND_ALL = 1 << 50  # no address of a recording lies up there
+BELOW_ALL = 1 << 46  # no address of a recording lies down there
 KEPT = ("cuBLAS workspace",)
 
 
@@ -81,7 +81,7 @@ def test_peaks_from_the_recorded_start(case):
     """The predicted step in the allocator that an earlier run had left behind."""
     snapshot = recording(case)
     (recorded,) = replay_snapshot(snapshot)
-    driver = SimpleDriver(next_address=BEYOND_ALL)
+    driver = SimpleDriver(lowest_address=BELOW_ALL)
     allocator, _ = rewind(snapshot.traces[0], list(snapshot.segments), snapshot.conf, driver)
     stream, begin, end = predict(case)
     blocks: dict[int, Block] = {}

@@ -155,7 +155,7 @@ VECTORS = [
     Vector("8d", "a1 11M; res=12M; al=12M"),
     Vector("9", "a1 11M-100; al=12M; active=12M; req=11M-100"),
     Vector("10", "a1 40M; a2 30M; a3 60M; f1; f2; f3; a4 29M; at 4 2; al=30M; res=130M"),
-    Vector("11", "a1 40M; a2 40M; f2; f1; a3 40M; at 3 1"),
+    Vector("11", "a1 40M; a2 40M; f2; f1; a3 40M; at 3 2"),  # the lowest, not the last freed
     Vector(
         "12", "a1 2M; a2 2M; a3 2M; f1; f3; split=2; free=[2M,16M]; f2; free=[20M]; split=0; al=0"
     ),
