@@ -513,8 +513,6 @@ class Recorder(TorchDispatchMode):
 _BORN_FIRST = {
     # dropout_cuda of cuda/Dropout.cu
     torch.ops.aten.native_dropout.default: (1,),
-    # seed and offset, before run_cudnn_SDP_fprop of cudnn/MHA.cpp makes the others
-    torch.ops.aten._scaled_dot_product_cudnn_attention.default: (6, 7),
 }
 """Results, by position, that a kernel makes before those that it returns before them. Recorded
 (torch 2.11, H200)."""

@@ -106,15 +106,6 @@ def _native_dropout_backward(_: Recorder, func: Any, args: Any, kwargs: Any) -> 
     return torch.empty_like(gradient, memory_format=suggest_memory_format(gradient))
 
 
-def _efficient_attention(_: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """Seed and offset are on the host, but where a graph is captured.
-
-    Source: ``_efficient_attention_forward`` of ``transformers/cuda/attention.cu``; recorded.
-    """
-    out, logsumexp, *states = func(*args, **kwargs)
-    return (out, logsumexp, *(torch.empty(s.shape, dtype=s.dtype, device="cpu") for s in states))
-
-
 def _roll(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """``roll_cuda``: one dimension at a time, each from a contiguous tensor into a new one.
 
@@ -172,7 +163,6 @@ def cuda_handlers() -> dict[Any, Handler]:
         aten.native_dropout.default: _native_dropout,
         aten.native_dropout_backward.default: _native_dropout_backward,
         aten.roll.default: _roll,
-        aten._scaled_dot_product_efficient_attention.default: _efficient_attention,
         aten.convolution.default: _convolution,
         aten.convolution_backward.default: _convolution_backward,
     }
@@ -189,9 +179,7 @@ def _safe_softmax(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     x, dim = args[0], args[1]
     out = recorder.record(func(*args, **kwargs), func)
     mask = recorder.record(torch.empty_like(x, dtype=torch.bool), aten.isneginf.default)
-    rows = recorder.record(mask.new_empty(mask.select(dim, 0).shape), aten.all.dim)
-    recorder.record_storage(out.new_empty(()), aten.scalar_tensor.default)
-    del rows, mask
+    recorder.record_storage(mask.new_empty(mask.select(dim, 0).shape), aten.all.dim)
     return out
 
 

@@ -181,6 +181,5 @@ def math_attention(
     # the operator also returns the probabilities in the inputs' dtype, and makes them first
     probabilities = attention.to(origin)
     result = torch.matmul(attention, value_acc).to(origin)
-    # the youngest local of the function goes first, and its other result last
-    del attention, scaled_query, mask, value_acc, key_acc, query_acc, probabilities
+    del probabilities
     return result
