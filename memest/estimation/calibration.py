@@ -20,6 +20,7 @@ __all__ = [
     "METRICS",
     "SCALES",
     "SCHEMA_VERSION",
+    "UNNAMED",
     "Band",
     "Calibration",
     "CrossValidation",
@@ -37,8 +38,20 @@ LEVEL = 0.9
 """Of the two-sided range; its upper end alone holds with 0.95, for the tails are equal."""
 METRICS = ("device", "reserved", "allocated")
 SCALES = ("constant", "proportional")
-FACTS = ("precision", "dtype", "attention", "optimizer", "loop", "checkpointing", "family")
+FACTS = (
+    "precision",
+    "dtype",
+    "attention",
+    "optimizer",
+    "loop",
+    "checkpointing",
+    "family",
+    "parallelism",
+    "compiler",
+)
 """The facts of a run whose measured values a calibration lists."""
+UNNAMED = {"parallelism": ("one GPU",), "compiler": ("eager",)}
+"""What was measured where a file does not name a fact: it is older than the fact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -321,7 +321,8 @@ def calibrations_for(
     """Which calibration of some folders to take for a GPU.
 
     Of those that were measured on it, one of the first folder; there, the one with most runs on
-    it, then the one measured last. Where there is none, the one measured on the GPU most like it.
+    it, then the one measured last. Where there is none, the one measured on the GPU most like it,
+    of the same compute capability: contexts and kernels of others differ by more than their range.
 
     Args:
         gpu: name as the driver prints it, or ``cpu``.
@@ -346,6 +347,7 @@ def calibrations_for(
         (part.distance(*like), file, calibration)
         for _, file, calibration in calibrations
         for part in calibration.process
+        if part.capability == like[0]
     ]
     if not neighbours:
         return None

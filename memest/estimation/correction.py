@@ -21,6 +21,7 @@ from memest.estimation.calibration import (
     CPU,
     FACTS,
     LEVEL,
+    UNNAMED,
     Calibration,
     CrossValidation,
     MeasuredOn,
@@ -313,7 +314,7 @@ def _beyond(measured: MeasuredOn, q: UncorrectedEstimate) -> tuple[float, list[s
                 f"largest measured ({words(largest)})."
             )
     for fact in FACTS:
-        value, values = str(getattr(q, fact)), measured.seen.get(fact, ())
+        value, values = str(getattr(q, fact)), measured.seen.get(fact, UNNAMED.get(fact, ()))
         if value not in values:
             distance += UNSEEN_DISTANCE
             listing = ", ".join(values) if 0 < len(values) <= 8 else f"{len(values)} others"

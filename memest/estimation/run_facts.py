@@ -31,6 +31,8 @@ class RunFacts:
         optimizer: by name.
         loop: whose training loop.
         checkpointing: ``none``, ``full`` or ``every_n``.
+        parallelism: ``one GPU`` or ``several GPUs``.
+        compiler: ``eager``, or ``compiled`` by torch.compile.
     """
 
     kernels: int
@@ -40,6 +42,8 @@ class RunFacts:
     optimizer: str
     loop: str
     checkpointing: str
+    parallelism: str = "one GPU"
+    compiler: str = "eager"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +101,8 @@ def run_facts(setup: Setup, trace: Trace, weights: Iterable[Weight], card: Model
         optimizer=setup.optimizer,
         loop=setup.loop.value,
         checkpointing=card.checkpointing.partition(":")[0],
+        parallelism="one GPU" if setup.distributed.num_gpus == 1 else "several GPUs",
+        compiler="compiled" if setup.torch_compile else "eager",
     )
 
 

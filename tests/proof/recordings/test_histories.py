@@ -26,6 +26,7 @@ from memest.calibration.recording.history import (
     read_history,
     write_history,
 )
+from memest.config.installed import release
 from memest.events import Phase
 from memest.profiles.stream import Stream
 from memest.replay import replay_snapshot
@@ -50,17 +51,42 @@ DEVICE = RecordedDevice(
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-@pytest.mark.skipif(not KEPT, reason="no histories are kept yet")
-@pytest.mark.parametrize("path", KEPT or [FOLDER], ids=lambda path: path.name)
-def test_a_kept_history_replays_and_is_predicted(path):
-    """The recording replays to the address, and most of its events are those predicted."""
+QUICK = ("bert-tiny", "gpt2-n-layer-2")
+BY_HEURISTICS = ("convnext", "resnet", "wav2vec2", "whisper")
+"""Convolutions all over: cuDNN decides what they take."""
+OTHER_CODE = ("t5-",)
+"""transformers before 5.23 hands T5's bias to attention strided, which then takes math."""
+
+
+def kept_case(path: Path):
+    name = str(read_history(path).case["id"])
+    marks = () if name.startswith(QUICK) else (pytest.mark.slow,)
+    return pytest.param(path, name, id=name, marks=marks)
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.name.partition(".")[0])
+def test_a_kept_history_replays_to_the_address(path):
+    (recorded,) = replay_snapshot(read_history(path).snapshot())
+
+    assert recorded.is_exact
+
+
+@pytest.mark.parametrize(("path", "name"), map(kept_case, KEPT))
+def test_a_kept_history_is_predicted(path, name):
+    """Its events and its peaks."""
     history = read_history(path)
 
     found = compare(history, TOOL.predict_stream(history))
 
-    assert found.exact_replay
-    counts = found.counts
-    assert counts.matched + counts.reordered > 0.9 * counts.recorded
+    if name.startswith(OTHER_CODE) and history.device.transformers != release("transformers"):
+        return
+    convolutions = name.startswith(BY_HEURISTICS)
+    counts, peaks = found.counts, found.peaks
+    assert counts.matched + counts.reordered > (0.85 if convolutions else 0.95) * counts.recorded
+    off = peaks.predicted_allocated - peaks.recorded_allocated
+    assert abs(off) < 0.005 * peaks.recorded_allocated
+    off = peaks.predicted_reserved - peaks.recorded_reserved
+    assert abs(off) < (0.05 if convolutions else 0.03) * peaks.recorded_reserved
 
 
 @functools.cache

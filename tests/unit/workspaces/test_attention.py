@@ -92,7 +92,8 @@ class TestEfficient:
         found = allocate(a100, EFFICIENT, *args)
         rows = 2 * 4 * 512
         assert [h.nbytes for h in found[:3]] == [rows * 64 * 4, rows * 4, rows * 4]
-        assert [h.freed_before for h in found[:3]] == [3, 3, None]
+        # recorded: the product and its sums are freed first, then delta, then the workspace
+        assert [h.freed_before for h in found] == [3, 3, 4, None]
         assert found[3].nbytes == 2 * 4 * 8 * 4100 * 4
 
     @pytest.mark.parametrize(
@@ -120,17 +121,26 @@ class TestEfficient:
 
 
 class TestCudnn:
-    def test_forward_is_a_range_from_nothing(self, allocate, h100):
+    def test_forward_is_a_range_from_256_bytes(self, allocate, h100):
         op = "aten._scaled_dot_product_cudnn_attention.default"
         (hidden,) = allocate(h100, op, *qkv(4, 32, 2048, 128), None, True)
-        assert (hidden.nbytes, hidden.high_nbytes) == (0, 128 * MIB)
+        assert (hidden.nbytes, hidden.high_nbytes) == (256, 128 * MIB)
 
     def test_backward_expects_fp32_dq(self, allocate, h100):
         op = "aten._scaled_dot_product_cudnn_attention_backward.default"
         q, k, v = qkv(4, 32, 2048, 128)
         (hidden,) = allocate(h100, op, q, q, k, v, q)
-        assert hidden.nbytes == 128 * MIB + 4 * 32 * 2048 * 4
+        assert hidden.nbytes == 128 * MIB + 4 * 32 * 2048 * 4 + 256
         assert hidden.high_nbytes > hidden.nbytes
+
+    @pytest.mark.parametrize(
+        ("shape", "recorded"),
+        [((8, 16, 512, 64), 17_039_616), ((32, 12, 197, 64), 19_668_736)],
+    )
+    def test_backward_as_recorded(self, allocate, h100, shape, recorded):
+        op = "aten._scaled_dot_product_cudnn_attention_backward.default"
+        q, k, v = qkv(*shape)
+        assert [h.nbytes for h in allocate(h100, op, q, q, k, v, q)] == [recorded]
 
 
 def test_meta_shaped_calls_without_operands_are_ignored(sizes, h100):

@@ -26,9 +26,12 @@ class TestEmbedding:
     def test_index_arrays(self, dense, sizes, h100):
         found = sizes(h100, self.OP, *self.gradient(dense, 8192, 32000, 4096))
         n, partials = 8192 * 8, (819 + 8192) * 8
-        assert found[:3] == [n, n, n]
-        assert 16 * 8192 < found[3] < 20 * 8192  # the sort's scratch
-        assert found[4:-1] == [n, 8, n, n, n, 8, partials]
+        assert found[:4] == [n, n, n, 150_015]  # the sort's scratch, recorded
+        assert found[4:-1] == [n, 8, n, 1279, n, n, 1279, 8, partials]
+
+    def test_the_gradient_is_made_when_indices_are_sorted(self, dense, allocate, h100):
+        found = allocate(h100, self.OP, *self.gradient(dense, 8192, 32000, 4096))
+        assert [h.before_outputs for h in found[:5]] == [True] * 4 + [False]
 
     def test_few_segments_are_summed_with_atomics_since_2_11(self, dense, sizes, h100):
         args = self.gradient(dense, 100_000, 100, 64, "bfloat16")
@@ -62,11 +65,12 @@ class TestIndexPut:
         assert [h.freed_before for h in found] == [2, None, 4, 4, None, None, None, None]
 
     def test_sort_of_more_than_one_tile(self, dense, sizes, h100):
-        # recorded: n = 2048 needs 1 byte, n = 4096 of 10 000 rows 72191
+        # recorded with torch 2.6: n = 2048 needs 1 byte, n = 4096 of 10 000 rows 72191
+        old = dataclasses.replace(h100, torch=(2, 6))
         for batch, scratch in ((2, 1), (4, 72_191)):
             values = dense(batch, 1024, 1024)
             args = dense(10_000, 1024), (dense(batch, 1024, dtype="int64"),), values, True, True
-            assert sizes(h100, self.OP, *args)[-1] == scratch
+            assert sizes(old, self.OP, *args)[-1] == scratch
 
     def test_index_on_the_host_is_scaled_there_and_copied(self, dense, allocate, h100):
         rows = dataclasses.replace(dense(512, dtype="int64"), on_host=True)
@@ -147,7 +151,7 @@ class TestSort:
     def test_scan_of_everything(self, dense, sizes, h100):
         out = dense(1000, dtype="int64")
         found = sizes(h100, "aten.cumsum.default", dense(1000, dtype="bool"), 0, outputs=(out,))
-        assert found == [8000, 1039]
+        assert found == [8000, 1279]
 
     def test_scan_of_rows_needs_nothing(self, dense, sizes, h100):
         assert sizes(h100, "aten.cumsum.default", dense(8, 9), 1, outputs=(dense(8, 9),)) == []
