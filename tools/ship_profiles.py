@@ -19,7 +19,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import product
@@ -275,28 +274,27 @@ def entry_of(model: str) -> CatalogueEntry:
 
 def make(names: Iterable[str], out: Path, scratch: Path, jobs: int) -> None:
     """Make some models anew, each whole or not at all."""
-    context = multiprocessing.get_context("spawn")
+    tasks = []
+    for name in names:
+        folder = scratch / name.replace("/", "--")
+        if not (folder / _DONE).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+        tasks.append((name, folder))
     # processes do not live long: they keep what they traced
-    with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=8) as pool:
-        running = {}
-        for name in names:
-            folder = scratch / name.replace("/", "--")
-            if not (folder / _DONE).exists():
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir(parents=True)
-            running[pool.submit(_make_one, name, folder)] = name, folder
-        for number, future in enumerate(as_completed(running), start=1):
-            name, folder = running[future]
-            print(f"{number}/{len(running)} {future.result()}", flush=True)
+    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=8) as pool:
+        for number, (name, folder, told) in enumerate(pool.imap_unordered(_make_one, tasks), 1):
+            print(f"{number}/{len(tasks)} {told}", flush=True)
             store = Store(folder, shipped=True)
             write_packs(out, [(entry_of(name).model_type, name, store)])
 
 
-def _make_one(name: str, folder: Path) -> str:
+def _make_one(task: tuple[str, Path]) -> tuple[str, Path, str]:
+    name, folder = task
     done = folder / _DONE
     if not done.exists():
         done.write_text(ship(name, folder))
-    return done.read_text()
+    return name, folder, done.read_text()
 
 
 def main() -> None:
