@@ -264,7 +264,7 @@ def run_fits(
         output.document(document)
     elif not output.quiet:
         sentences = [] if answer.gpu is None else [verdict_sentence(answer)]
-        sentences += [gpu_sentence(fit, answer.model.id) for fit in _named_gpus(answer)[1:]]
+        sentences += [gpu_sentence(fit, answer) for fit in _named_gpus(answer)[1:]]
         if budget is not None:
             sentences.append(budget_sentence(answer, budget, verdicts[-1]))
         write_out("".join(f"{sentence}\n" for sentence in sentences))

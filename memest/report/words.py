@@ -78,19 +78,23 @@ def interval_text(estimate: Estimate) -> str:
     return _range(estimate) if level is None else f"{_range(estimate)} ({level:.0%} interval)"
 
 
-def gpu_sentence(fit: GpuFit, model: str, *, between: str = "") -> str:
-    """Whether a run fits on one GPU, in one sentence.
+def gpu_sentence(fit: GpuFit, estimate: Estimate, *, between: str = "") -> str:
+    """Whether a run fits on one GPU, or on each of several, in one sentence.
 
     Args:
         fit: the GPU and its verdict.
-        model: name of the model.
+        estimate: of the run.
         between: range of the device peak, empty if not known for this GPU.
     """
+    model, each = estimate.model.id, _each_gpu(estimate.setup)
     need, have = format_size(fit.device_bytes), format_size(fit.usable_bytes)
-    within = f" ({between})" if between else ""
+    within = f"{f' ({between})' if between else ''}{each}"
     if fit.verdict is Verdict.FITS:
-        spare = format_size(fit.headroom_bytes)
-        return f"Fits: {model} needs {need}{within} of the {have} of {fit.name}, {spare} to spare."
+        spare, comma = format_size(fit.headroom_bytes), "," if each else ""
+        return (
+            f"Fits: {model} needs {need}{within}{comma} of the {have} of {fit.name}, "
+            f"{spare} to spare."
+        )
     if fit.verdict is Verdict.TIGHT:
         return (
             f"Tight: {model} needs about {need}{within} and {fit.name} has {have}, "
@@ -110,10 +114,17 @@ def gpu_sentence(fit: GpuFit, model: str, *, between: str = "") -> str:
     return f"Does not fit: {model} needs {need}{within} and {fit.name} has {have}{short}."
 
 
+def _each_gpu(setup: Setup) -> str:
+    """What the figures are of, where there are several GPUs that hold alike."""
+    distributed = setup.distributed
+    several = distributed.num_gpus > 1 and distributed.pp == 1
+    return f" on each of {distributed.num_gpus} GPUs" if several else ""
+
+
 def verdict_sentence(estimate: Estimate) -> str:
     """The answer in one sentence."""
     if estimate.gpu is not None:
-        return gpu_sentence(estimate.gpu, estimate.model.id, between=_range(estimate))
+        return gpu_sentence(estimate.gpu, estimate, between=_range(estimate))
     need = format_size(estimate.peak.device_bytes)
     sentence = f"{estimate.model.id} needs {need} of GPU memory to train ({_range(estimate)})"
     return f"{sentence}{_unpriced_words(estimate)}."
