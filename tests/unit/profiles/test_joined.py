@@ -67,6 +67,19 @@ def traced(folder, setup, lengths):
     return make_stream(trace, GPU, num_steps=len(lengths))
 
 
+def as_born(stream):
+    """Sizes of births, and which birth each death ends: a kernel's results may be numbered first."""
+    births = {}
+    out = []
+    for event in stream.events:
+        if event >= 0:
+            births[event] = len(births)
+            out.append(stream.sizes[event])
+        else:
+            out.append(~births[~event])
+    return out
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("loop", ["trainer", "plain"])
 @pytest.mark.parametrize("padded", [False, True])
@@ -90,8 +103,7 @@ def test_steps_of_one_length_are_the_run_itself(folder):
     three = steps_run(tracer, replace(setup, num_steps=3), GPU).stream
     six = steps_run(tracer, replace(setup, num_steps=6), GPU).stream
     ours = join_runs([three] * 6)
-    assert list(ours.events) == list(six.events)
-    assert ours.sizes == six.sizes
+    assert as_born(ours) == as_born(six)
     assert [(m.phase, m.step) for m in ours.marks] == [(m.phase, m.step) for m in six.marks]
 
 
