@@ -211,8 +211,8 @@ def _standard() -> Iterator[dict[str, Any]]:
         yield _case(T5, 8, 512, PLAIN, *part)
         yield _case(VIT, 32, None, PLAIN, *part)
         yield _case(WAV2VEC, 4, None, PLAIN, *part[:1])
-    for part in (FP32, FP16):  # weights of half precision refuse images of single
-        yield _case(RESNET, 32, None, PLAIN, part)
+    for precision in (FP32, FP16):  # weights of half precision refuse images of single
+        yield _case(RESNET, 32, None, PLAIN, precision)
     yield _case(MIXTRAL, 1, 1024, PLAIN, HALF)
 
 

@@ -61,7 +61,7 @@ class SimpleDriver:
 
     capacity_bytes: int | None = None
     used_bytes: int = 0
-    lowest_address: int = 1 << 62
+    lowest_address: int = 1 << 52  # readers of snapshots count to 2**53
 
     def malloc(self, size: int) -> int | None:
         """See :class:`Driver`."""

@@ -68,7 +68,7 @@ def traced(folder, setup, lengths):
 
 
 def as_born(stream):
-    """Sizes of births, and which birth each death ends: a kernel's results may be numbered first."""
+    """Sizes of births, and which birth each death ends: results may be numbered before scratch."""
     births = {}
     out = []
     for event in stream.events:
