@@ -458,12 +458,15 @@ class Player:
             return
         course = self._course
         temporary: list[tuple[int, Workspace]] = []
-        outputs = self._take_outputs(call) if workspaces[0].before_outputs else None
+        early = workspaces[0].results_before is not None
+        outputs = self._take_outputs(call) if early else array("q")
+        num_made = 0
         for index, workspace in enumerate(workspaces):
             temporary = self._free_before(index, temporary)
-            if outputs is not None and not workspace.before_outputs:
-                course.events.extend(outputs)
-                outputs = None
+            behind = workspace.results_before
+            made = outputs[num_made:behind]
+            course.events.extend(made)
+            num_made += len(made)
             persistent = workspace.lifetime is Lifetime.PERSISTENT
             if not workspace.nbytes or (persistent and workspace.key in self._persistent):
                 continue
@@ -477,8 +480,7 @@ class Player:
                 self._persistent.add(workspace.key)
             else:
                 temporary.append((number, workspace))
-        if outputs is not None:
-            course.events.extend(outputs)
+        course.events.extend(outputs[num_made:])
         temporary = self._free_before(len(workspaces), temporary)
         course.events.extend(~number for number, _ in reversed(temporary))
 

@@ -277,5 +277,5 @@ def dequantized_product(call: OpCall, gpu: GpuTraits, rows: TensorSpec) -> tuple
     product = OpCall(
         "aten.linear.default", (rows, weight, kwargs.get("bias")), (), (out,), call.thread
     )
-    before = (replace(workspace, before_outputs=True) for workspace in (*scale_workspaces, dense))
+    before = (replace(workspace, results_before=0) for workspace in (*scale_workspaces, dense))
     return (*before, *linear(product, gpu))

@@ -55,7 +55,7 @@ def embedding_dense_backward(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, .
     end = len(workspaces) + 2
     workspaces.append(Workspace(n * item, "embedding positions", freed_before=end))
     workspaces.append(radix_sort_scratch(n, item, item, 8 * item, gpu, freed_before=end))
-    workspaces = [replace(workspace, before_outputs=True) for workspace in workspaces]
+    workspaces = [replace(workspace, results_before=0) for workspace in workspaces]
     if by_count:
         workspaces.append(Workspace(n * item, "embedding counts"))
     workspaces.append(Workspace(n * item, "embedding segment offsets"))
@@ -246,7 +246,7 @@ def look_up(call: OpCall, _gpu: GpuTraits) -> tuple[Workspace, ...]:
     if not isinstance(indices, tuple):
         return ()
     workspaces = (*_masks(indices), *_wide_indices(indices), *_alike_indices(indices))
-    return tuple(replace(workspace, before_outputs=True) for workspace in workspaces)
+    return tuple(replace(workspace, results_before=0) for workspace in workspaces)
 
 
 @rule("aten._embedding_bag_dense_backward", needs="grad indices")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from memest.units import MIB
 from memest.workspaces.layout import (
@@ -32,10 +33,18 @@ _MANY_ROWS = 64 * 1024
 def layer_norm(_call: OpCall, _gpu: GpuTraits, spec: TensorSpec) -> tuple[Workspace, ...]:
     """Nothing, unless the input is not contiguous: a copy of it.
 
+    The copy is there before the results are.
+
     Source: ATen/native/cuda/layer_norm_kernel.cu (1.13 to 2.13).
-    Evidence: source.
+    Evidence: recorded (torch 2.11).
     """
-    return contiguous_copy(spec, _COPY)
+    return _copies_first(spec)
+
+
+def _copies_first(*specs: TensorSpec) -> tuple[Workspace, ...]:
+    """Contiguous copies that are made before the results."""
+    copies = (copy for spec in specs for copy in contiguous_copy(spec, _COPY))
+    return tuple(replace(copy, results_before=0) for copy in copies)
 
 
 @rule("aten.native_layer_norm_backward", "aten._fused_rms_norm_backward", needs="grad_out input")
@@ -53,7 +62,7 @@ def layer_norm_backward(
     normalized_shape = argument(call, 2, "normalized_shape")
     if not isinstance(normalized_shape, tuple):
         return []
-    workspaces = [*contiguous_copy(grad, _COPY), *contiguous_copy(spec, _COPY)]
+    workspaces = list(_copies_first(grad, spec))
     columns = math.prod(int(n) for n in normalized_shape if isinstance(n, int))
     rows = spec.numel // max(columns, 1)
     outputs = [out for out in call.outputs[1:] if out is not None]

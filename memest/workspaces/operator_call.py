@@ -109,8 +109,8 @@ class Workspace:
             is made after this one was freed; None when it lives until the operator returns. Those
             of one place go as C++ ends their scope, the youngest first.
         in_expression: part of one expression, and freed with it, before what the others hold.
-        before_outputs: made before the operator allocates its results; such allocations come
-            first in a call.
+        results_before: how many of the results the operator has made before; None for all.
+            Those of a call do not fall.
     """
 
     nbytes: int
@@ -119,7 +119,7 @@ class Workspace:
     key: tuple[str, ...] = ()
     high_nbytes: int | None = None
     freed_before: int | None = None
-    before_outputs: bool = False
+    results_before: int | None = None
     in_expression: bool = False
 
 

@@ -31,7 +31,7 @@ def foreach_norm(call: OpCall, _gpu: GpuTraits) -> tuple[Workspace, ...]:
     nbytes = len(tensor_specs) * chunks * acc_bytes(out.dtype)
     if not nbytes:
         return ()
-    return (Workspace(nbytes, "gradient norm partials", before_outputs=True),)
+    return (Workspace(nbytes, "gradient norm partials", results_before=0),)
 
 
 @rule("aten._foreach_max")

@@ -233,7 +233,7 @@ class TestGemm4bit:
         found = workspaces_of(self.call(4096, 4096, 4096, nested=True), A100)
         scales = 4 * 4096 * 4096 // 64
         assert [h.nbytes for h in found[:3]] == [scales, scales, 2 * 4096 * 4096]
-        assert all(h.before_outputs for h in found[:3])
+        assert all(h.results_before == 0 for h in found[:3])
 
     @pytest.mark.parametrize(
         ("rows", "dtype", "gpu", "blocksize", "fused"),

@@ -31,7 +31,7 @@ class TestEmbedding:
 
     def test_the_gradient_is_made_when_indices_are_sorted(self, dense, allocate, h100):
         found = allocate(h100, self.OP, *self.gradient(dense, 8192, 32000, 4096))
-        assert [h.before_outputs for h in found[:5]] == [True] * 4 + [False]
+        assert [h.results_before for h in found[:5]] == [0] * 4 + [None]
 
     def test_few_segments_are_summed_with_atomics_since_2_11(self, dense, sizes, h100):
         args = self.gradient(dense, 100_000, 100, 64, "bfloat16")
@@ -83,7 +83,7 @@ class TestIndexPut:
         rows = dataclasses.replace(dense(512, dtype="int64"), on_host=True)
         args = dense(512, 10_000), (rows, dense(512, dtype="int64"))
         (copy,) = allocate(h100, "aten.index.Tensor", *args, outputs=(dense(512),))
-        assert (copy.nbytes, copy.before_outputs) == (4096, True)
+        assert (copy.nbytes, copy.results_before) == (4096, 0)
 
     def test_index_on_the_host_is_broadcast_before_it_is_copied(self, dense, sizes, h100):
         rows = dataclasses.replace(dense(8, 1, dtype="int64"), on_host=True)
