@@ -251,7 +251,7 @@ def run_fits(
     budget = None if fail_over is None else _budget(fail_over)
     if not options.get("gpu") and not options.get("gpu_memory") and budget is None:
         raise no_gpu("fits")
-    from memest.report.words import budget_sentence, gpu_sentence, verdict_sentence
+    from memest.report.words import budget_sentence, each_gpu, gpu_sentence, verdict_sentence
 
     answer = _answer(model, options, output, max_batch=False, run=run)
     verdicts = [fit.verdict for fit in _named_gpus(answer)]
@@ -264,7 +264,10 @@ def run_fits(
         output.document(document)
     elif not output.quiet:
         sentences = [] if answer.gpu is None else [verdict_sentence(answer)]
-        sentences += [gpu_sentence(fit, answer) for fit in _named_gpus(answer)[1:]]
+        each = each_gpu(answer.setup)
+        sentences += [
+            gpu_sentence(fit, answer.model.id, each=each) for fit in _named_gpus(answer)[1:]
+        ]
         if budget is not None:
             sentences.append(budget_sentence(answer, budget, verdicts[-1]))
         write_out("".join(f"{sentence}\n" for sentence in sentences))

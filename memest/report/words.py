@@ -17,6 +17,7 @@ __all__ = [
     "batch_count",
     "batch_sentence",
     "budget_sentence",
+    "each_gpu",
     "format_count",
     "gpu_sentence",
     "interval_text",
@@ -78,15 +79,15 @@ def interval_text(estimate: Estimate) -> str:
     return _range(estimate) if level is None else f"{_range(estimate)} ({level:.0%} interval)"
 
 
-def gpu_sentence(fit: GpuFit, estimate: Estimate, *, between: str = "") -> str:
+def gpu_sentence(fit: GpuFit, model: str, *, between: str = "", each: str = "") -> str:
     """Whether a run fits on one GPU, or on each of several, in one sentence.
 
     Args:
         fit: the GPU and its verdict.
-        estimate: of the run.
+        model: name of the model.
         between: range of the device peak, empty if not known for this GPU.
+        each: what :func:`each_gpu` says of the run.
     """
-    model, each = estimate.model.id, _each_gpu(estimate.setup)
     need, have = format_size(fit.device_bytes), format_size(fit.usable_bytes)
     within = f"{f' ({between})' if between else ''}{each}"
     if fit.verdict is Verdict.FITS:
@@ -114,7 +115,7 @@ def gpu_sentence(fit: GpuFit, estimate: Estimate, *, between: str = "") -> str:
     return f"Does not fit: {model} needs {need}{within} and {fit.name} has {have}{short}."
 
 
-def _each_gpu(setup: Setup) -> str:
+def each_gpu(setup: Setup) -> str:
     """What the figures are of, where there are several GPUs that hold alike."""
     distributed = setup.distributed
     several = distributed.num_gpus > 1 and distributed.pp == 1
@@ -124,7 +125,8 @@ def _each_gpu(setup: Setup) -> str:
 def verdict_sentence(estimate: Estimate) -> str:
     """The answer in one sentence."""
     if estimate.gpu is not None:
-        return gpu_sentence(estimate.gpu, estimate, between=_range(estimate))
+        each = each_gpu(estimate.setup)
+        return gpu_sentence(estimate.gpu, estimate.model.id, between=_range(estimate), each=each)
     need = format_size(estimate.peak.device_bytes)
     sentence = f"{estimate.model.id} needs {need} of GPU memory to train ({_range(estimate)})"
     return f"{sentence}{_unpriced_words(estimate)}."

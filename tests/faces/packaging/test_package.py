@@ -85,6 +85,8 @@ def test_every_data_file_is_installed():
         pytest.skip("no git checkout")
     folder = data_folder()
     for name in tracked:
+        if name.startswith("data/measurements/"):
+            continue  # what calibrations were made of stays with the source
         if Path(name).suffix in (".json", ".csv", ".gz"):
             assert (folder / Path(name).relative_to("data")).is_file(), name
 
