@@ -96,14 +96,16 @@ def test_moving_predictions_to_the_host_bounds_them():
 
 
 @pytest.mark.slow
-def test_largest_batch_leaves_room_for_the_evaluation():
-    usual = {"gpu_memory": "6GiB", "seq_len": 64}
+def test_an_evaluation_takes_its_room_at_every_batch():
+    """Not the largest batch: 503 does not fit the card and 554 does, and searches find either."""
+    usual = {"gpu_memory": "6GiB", "seq_len": 64, "batch": 500}
     without = memest.estimate(MODEL, **usual)
     beside = memest.estimate(MODEL, **usual, eval_batch=32, eval_samples=600)
 
-    assert without.max_batch is not None
-    assert beside.max_batch is not None
-    assert beside.max_batch <= without.max_batch
+    assert beside.peak.allocated_bytes >= without.peak.allocated_bytes
+    assert beside.peak.reserved_bytes > without.peak.reserved_bytes
+    assert without.max_batch
+    assert beside.max_batch
 
 
 def test_other_loops_and_lonely_options_are_refused():
