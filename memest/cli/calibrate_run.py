@@ -66,7 +66,7 @@ def run(
         value_flag(
             "--campaign",
             "NAME",
-            "smoke, quick (two minutes on an H100), standard (six), full, or a file of "
+            "smoke, quick (two minutes on an H200), standard (six), full, or a file of "
             "cases: JSON, JSON lines or TOML.",
             default=True,
         ),

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from memest.config.parallelism import Distributed, Strategy
 from memest.config.setup import Setup
 from memest.events import Trace, Weight, plain_name
 from memest.profiles.model_card import ModelCard
@@ -31,7 +32,7 @@ class RunFacts:
         optimizer: by name.
         loop: whose training loop.
         checkpointing: ``none``, ``full`` or ``every_n``.
-        parallelism: ``one GPU`` or ``several GPUs``.
+        parallelism: ``one GPU``; else how it is spread, which FSDP and ZeRO are on one GPU too.
         compiler: ``eager``, or ``compiled`` by torch.compile.
     """
 
@@ -101,9 +102,15 @@ def run_facts(setup: Setup, trace: Trace, weights: Iterable[Weight], card: Model
         optimizer=setup.optimizer,
         loop=setup.loop.value,
         checkpointing=card.checkpointing.partition(":")[0],
-        parallelism="one GPU" if setup.distributed.num_gpus == 1 else "several GPUs",
+        parallelism=_parallelism(setup.distributed),
         compiler="compiled" if setup.torch_compile else "eager",
     )
+
+
+def _parallelism(distributed: Distributed) -> str:
+    if distributed.strategy is not Strategy.NONE:
+        return distributed.strategy.value
+    return "one GPU" if distributed.num_gpus == 1 else "several GPUs"
 
 
 def count_kernels(trace: Trace) -> int:

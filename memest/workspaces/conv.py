@@ -121,6 +121,11 @@ class _Layer:
     groups: int
 
     @property
+    def image_bytes(self) -> int:
+        """Of the input and of the result."""
+        return (self.spec.numel + self.out.numel) * self.spec.itemsize
+
+    @property
     def pixels(self) -> int:
         """Of the result."""
         return math.prod(self.out.shape[2:])
@@ -159,10 +164,10 @@ def _workspace(layer: _Layer, gpu: GpuTraits, *, sums_pixels: bool = False) -> W
 
 def _transposed_bytes(layer: _Layer) -> int:
     """Copies that lie channels last."""
-    spec, weight, out = layer.spec, layer.weight, layer.out
+    spec, weight = layer.spec, layer.weight
     if is_channels_last(spec) or layer.pixels == 1 == layer.kernel:
         return 0
-    images = (spec.numel + out.numel) * spec.itemsize
+    images = layer.image_bytes
     if layer.is_pointwise:
         aligned = layer.pixels * spec.itemsize % _VECTOR == 0
         return 0 if aligned or layer.pixels >= _LARGE_IMAGE else images
@@ -181,7 +186,7 @@ def _sums_bytes(layer: _Layer, gpu: GpuTraits) -> int:
     sums = parts * weight.numel * 4 if parts > 1 else 0
     if is_channels_last(spec):
         return sums
-    images = (spec.numel + layer.out.numel) * spec.itemsize
+    images = layer.image_bytes
     if layer.is_pointwise:
         return 0 if layer.pixels == 1 else min(samples * weight.numel * 4, images + sums)
     if spec.itemsize == 4 and not _transposed_bytes(layer):

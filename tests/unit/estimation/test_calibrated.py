@@ -150,6 +150,17 @@ def test_a_card_without_a_profile_borrows_and_says_so(own):
     assert answer.interval.high_bytes >= plain.interval.high_bytes
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"zero": 2}, "parallelism zero"), ({"num_gpus": 2}, "parallelism ddp")],
+)
+def test_a_run_that_is_spread_claims_no_level_even_on_one_gpu(own, options, said):
+    answer = _estimate(gpu="rtx-3090", **options)
+
+    assert answer.interval.level is None
+    assert any(said in note for note in answer.notes)
+
+
 def test_beyond_what_was_measured_the_range_is_wider_and_it_is_said(own):
     answer = _estimate(gpu="rtx-3090", optim="sgd")
 
