@@ -15,6 +15,7 @@ Whoever started it may vanish: then it goes too, and its worker with it.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -69,8 +70,11 @@ def _prepare() -> None:
     with contextlib.suppress(ImportError):
         # accelerate warns about old kernels and asks for hardware on import: before the fork
         import accelerate  # noqa: F401
-    # the Trainer's modules are loaded when they are named
-    _ = transformers.Trainer, transformers.TrainingArguments
+    if importlib.util.find_spec("bitsandbytes") is None:
+        # the Trainer's modules are loaded when they are named
+        _ = transformers.Trainer, transformers.TrainingArguments
+    # else workers load them: the Trainer imports peft, peft imports bitsandbytes, and bitsandbytes
+    # asks every card for its capability (its cuda_specs.py), for which torch makes a context
 
     if torch.cuda.is_initialized():
         raise RuntimeError("something has made a CUDA context before the first case")

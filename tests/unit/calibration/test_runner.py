@@ -312,3 +312,25 @@ def test_workers_without_torch_say_what_to_install(monkeypatch, tmp_path):
     ):
         attendant.describe("cpu")
     assert error.value.exit_code == 6
+
+
+# a card that notes whoever wants a context of it
+WATCHED_CARD = """
+import torch
+
+touched = []
+torch.cuda.is_available = lambda: True
+torch.cuda.device_count = lambda: 1
+torch.cuda._lazy_init = lambda: touched.append("a context was made")
+from memest.calibration.running.nursery import _prepare
+
+_prepare()
+print(touched)
+"""
+
+
+def test_nothing_imported_before_the_first_case_touches_a_card():
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHED_CARD], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "[]", done.stderr
