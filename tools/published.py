@@ -311,7 +311,7 @@ def _line(one: RecordOutcome) -> str:
         "num_gpus": record.setup.get("num_gpus", 1), "adapters": _has_adapter(record),
         "metric": record.metric, "measured_bytes": record.measured_bytes,
         "predicted_bytes": one.predicted_bytes, "low_bytes": one.low_bytes,
-        "range_bytes": range_bytes if record.metric == "device" else None, "inside": one.inside,
+        "range_bytes": None if one.bound_bytes is None else range_bytes, "inside": one.inside,
         "scored": one.scored, "error": one.error, "peak_at": one.where,
         "remark": _remark(one).replace("**", ""), "source": record.source,
         "record": _digest(record),

@@ -40,8 +40,8 @@ class RecordOutcome:
         predicted_bytes: to be compared with the measured figure, of the same counter; None where
             nothing could be predicted.
         low_bytes: the lower end where the record's lengths are a range, None where it is a number.
-        bound_bytes: what an estimate promises that this counter does not exceed; None for
-            allocated peaks, which no estimate bounds by itself.
+        bound_bytes: what an estimate promises that this counter does not exceed; None for what is
+            read after a forward pass.
         floor_bytes: the lower end of that range, None likewise.
         context_bytes: of context and kernels in the prediction; 0 for other counters.
         context_read: whether the context was read on that very GPU.
@@ -111,7 +111,7 @@ class RecordOutcome:
             return None
         if self.low_bytes is not None:
             return self.low_bytes <= measured <= self.predicted_bytes
-        if self.record.metric != "device" or self.bound_bytes is None or self.floor_bytes is None:
+        if self.bound_bytes is None or self.floor_bytes is None:
             return None
         return self.floor_bytes <= measured <= self.bound_bytes
 
@@ -199,14 +199,18 @@ class Predictor:
             "forward": result.final_allocated_bytes,
         }
         slack = stream.workspace_slack_bytes
+        ranges = needs.ranges
+        assert ranges is not None  # of whole runs there always are
         bounds: dict[str, tuple[int, int]] = {
-            "reserved": (needs.reserved_bytes, needs.reserved_bytes + slack),
+            "allocated": (ranges.allocated.low_bytes, ranges.allocated.high_bytes),
+            "reserved": (ranges.reserved.low_bytes, ranges.reserved.high_bytes),
             "device": (table_peaks.low_bytes, table_peaks.high_bytes),
         }
         floor, bound = bounds.get(record.metric, (None, None))
+        in_segments = record.metric in ("reserved", "device")
         peak, limit = peaks[record.metric], record.limit_bytes
         exact = limit is not None or record.context_bytes is not None
-        if limit is None and record.metric in bounds:
+        if limit is None and in_segments:
             limit = target.usable_bytes - needs.process_expected_bytes
         margins = (
             (0, slack)
@@ -220,7 +224,7 @@ class Predictor:
         if limit is not None:
             runs_out, limited_replay = _in_limit(stream, result, conf, limit, margins)
             retries = limited_replay.num_alloc_retries
-            if not limited_replay.num_ooms and record.metric in bounds:
+            if not limited_replay.num_ooms and in_segments:
                 peak += limited_replay.peak_reserved_bytes - result.peak_reserved_bytes
         return RecordOutcome(
             record=record,

@@ -1,9 +1,10 @@
 """Device memory outside the allocator: the CUDA context and the kernels it loads.
 
-Neither is in torch's allocated or reserved figures; both are in nvidia-smi's. The size depends on
-driver, CUDA, card and, since modules load lazily (CUDA 11.7; torch asks for it from 1.13 on), on
-which kernels have run. Public figures are few and far apart, so every answer is a range. One
-reading of the real machine replaces all of this.
+Neither is in torch's allocated or reserved figures; both are in nvidia-smi's. Since modules load
+lazily (CUDA 11.7; torch asks for it from 1.13 on) a context alone is small and goes with the card:
+readings from 24 to 142 SMs lie within 16 MiB of one line through the threads that a card can hold
+at once, each of which has memory of its own. Kernels come on top as they are first used, so every
+answer is a range. One reading of the real machine replaces all of this.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memest.catalog.gpus import find_gpu
 from memest.catalog.spec import GpuSpec
 from memest.files.folders import data_folder
 from memest.units import MIB, format_size
@@ -70,14 +72,13 @@ def loads_lazily(torch_version: tuple[int, int], cuda: tuple[int, int] | None) -
 
 def _first_lazy() -> ContextEstimate:
     """Context after training of the torch 1.13-2.0 era."""
-    lazy, first = _data()["lazy"], _data()["first_lazy"]
+    first = _data()["first_lazy"]
     growth = (first["later_low_mib"] + first["later_high_mib"]) / 2
-    # only one card was published after real training; other cards start lower (274 MiB) and the
-    # upper end leaves as much room as the newer readings spread
+    # only one card was published after real training; other cards start lower (274 MiB)
     return _estimate(
         first["first_touch_mib"] + growth,
-        lazy["context_mib"] - lazy["context_spread_mib"] + lazy["growth_low_mib"],
-        first["first_touch_mib"] + first["later_high_mib"] + lazy["context_spread_mib"],
+        first["least_mib"],
+        first["first_touch_mib"] + first["later_high_mib"] + _data()["spread_mib"],
         f"CUDA context and lazily loaded kernels after training, torch 1.13-2.0: {first['source']}",
     )
 
@@ -110,7 +111,7 @@ def _eager(spec: GpuSpec, torch_version: tuple[int, int]) -> ContextEstimate:
         for reading in readings
         if age(reading) == nearest
     )
-    spread = _data()["lazy"]["context_spread_mib"]
+    spread = _data()["spread_mib"]
     return _estimate(
         sum(sizes) / len(sizes),
         min(sizes) - spread,
@@ -127,30 +128,109 @@ def context_estimate(
     NCCL and other libraries that allocate on their own are not in it.
 
     Args:
-        spec: the card; its architecture picks between old readings.
+        spec: the card; with lazy loading its threads say what its context takes, before that its
+            architecture picks between readings.
         torch_version: (major, minor).
         cuda: (major, minor) of the CUDA that torch was built for, None if not known.
 
     Returns:
-        Expected size and range in bytes. With lazy loading and torch from 2.1 on: 450 MiB +/- 150
-        plus 50 to 200 MiB that load during the first step.
+        Expected size and range in bytes.
     """
     if not loads_lazily(torch_version, cuda):
         return _eager(spec, torch_version)
     if torch_version < _CUDA12_TORCH:
         return _first_lazy()
-    lazy = _data()["lazy"]
-    context, spread = lazy["context_mib"], lazy["context_spread_mib"]
-    low, high = lazy["growth_low_mib"], lazy["growth_high_mib"]
-    basis = (
-        f"{context} +/- {spread} MiB of CUDA context and {low}-{high} MiB of kernels loaded during "
-        f"the first step: {lazy['source']}"
-    )
-    if spec.backend != "cuda":
-        basis += f"; no reading of {spec.backend}, taken over from CUDA"
+    context, kernels = _lazy_context(spec), _lazy_kernels(spec)
     return _estimate(
-        context + (low + high) / 2, context - spread + low, context + spread + high, basis
+        context.expected + kernels.expected,
+        context.low + kernels.low,
+        context.high + kernels.high,
+        f"{context.basis}, and {kernels.basis}",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of what lies outside the allocator, in MiB."""
+
+    low: float
+    expected: float
+    high: float
+    basis: str
+
+
+def _readings(stage: str) -> list[dict[str, Any]]:
+    """Readings under lazy loading, of torch from 2.1 on where it is known."""
+    return [
+        reading
+        for reading in _data()["readings"]
+        if reading["loading"] == "lazy"
+        and reading["stage"] == stage
+        and tuple(reading["torch"] or _CUDA12_TORCH) >= _CUDA12_TORCH
+    ]
+
+
+def _threads(spec: GpuSpec) -> int | None:
+    """Threads that a CUDA card can hold at once; None if that is not known of it."""
+    if spec.backend != "cuda" or spec.is_memory_alone:
+        return None
+    if not spec.sm_count or not spec.max_threads_per_sm:
+        return None
+    return spec.sm_count * spec.max_threads_per_sm
+
+
+@functools.cache
+def _line() -> tuple[float, float, float]:
+    """(MiB of any context, MiB for each thread, largest distance of a reading) by least squares."""
+    points: list[tuple[int, float]] = []
+    for reading in _readings("context"):
+        threads = _threads(find_gpu(reading["gpu"]))
+        assert threads is not None, f"a reading of a card that is not known: {reading['gpu']}"
+        points.append((threads, reading["mib"]))
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum(
+        (x - mean_x) ** 2 for x, _ in points
+    )
+    base = mean_y - slope * mean_x
+    return base, slope, max(abs(y - base - slope * x) for x, y in points)
+
+
+def _lazy_context(spec: GpuSpec) -> _Part:
+    """The context alone; other cards and drivers may lie twice as far off as those read."""
+    threads = _threads(spec)
+    if threads is None:
+        sizes = [reading["mib"] for reading in _readings("context")]
+        low, high = min(sizes), max(sizes)
+        basis = f"{low}-{high} MiB of CUDA context, as read on cards of all sizes"
+        if spec.backend != "cuda":
+            basis += f" (no reading of {spec.backend}, taken over from CUDA)"
+        return _Part(low, (low + high) / 2, high, basis)
+    base, slope, distance = _line()
+    size = base + slope * threads
+    basis = (
+        f"{size:.0f} +/- {2 * distance:.0f} MiB of CUDA context: {base:.0f} MiB and "
+        f"{slope * 1024:.2f} KiB for each of {threads:,} resident threads, by "
+        f"{len(_readings('context'))} readings"
+    )
+    return _Part(size - 2 * distance, size, size + 2 * distance, basis)
+
+
+def _lazy_kernels(spec: GpuSpec) -> _Part:
+    """Kernels and libraries of a whole run: what was read on cards of the architecture is expected.
+
+    A run may use others than those that were read, so the range is that of all readings.
+    """
+    read = [(reading["architecture"], reading["mib"]) for reading in _readings("kernels")]
+    read += [
+        (reading["architecture"], reading["mib"] - _lazy_context(find_gpu(reading["gpu"])).expected)
+        for reading in _readings("after use")
+    ]
+    sizes = [size for _, size in read]
+    alike = [size for architecture, size in read if architecture == spec.architecture] or sizes
+    low, high = min(sizes), max(sizes)
+    basis = f"{low:.0f}-{high:.0f} MiB of kernels loaded when first used"
+    return _Part(low, sum(alike) / len(alike), high, basis)
 
 
 def loaded_kernels_later(
@@ -162,7 +242,7 @@ def loaded_kernels_later(
     loading most kernels are not there yet. Published bert-large runs on an RTX 3090 (torch
     1.13-2.0) show 413 to 491 MiB beyond their 665 MiB first touch, in all four rows, whatever the
     batch, the accumulation or the checkpointing: so it is one constant, the middle of the four.
-    From torch 2.1 on the growth that is known is smaller, 50 to 200 MiB. With eager loading the
+    From torch 2.1 on the growth that is known is smaller, 14 to 152 MiB. With eager loading the
     first touch holds all kernels already and nothing comes later: the published 1343 MiB on a V100
     (torch 1.10, CUDA 11.2) is context and kernels.
 
@@ -180,7 +260,7 @@ def loaded_kernels_later(
         low, high = first["later_low_mib"], first["later_high_mib"]
     else:
         first = _data()["lazy"]
-        low, high = first["growth_low_mib"], first["growth_high_mib"]
+        low, high = first["first_touch_to_end_low_mib"], first["first_touch_to_end_high_mib"]
     estimate = _estimate((low + high) / 2, low, high, "")
     basis = (
         f"{format_size(estimate.expected_bytes)} of kernels loaded after the first touch "

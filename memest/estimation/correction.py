@@ -29,6 +29,7 @@ from memest.estimation.calibration import (
     same_gpu,
 )
 from memest.estimation.run_facts import Peaks, RunFacts
+from memest.report.result import Interval
 from memest.units import format_size
 
 __all__ = ["Correction", "UncorrectedEstimate", "correct"]
@@ -67,6 +68,7 @@ class UncorrectedEstimate(RunFacts):
         context_expected_bytes: what it expects.
         context_high_bytes: the most.
         slack_bytes: how much larger a workspace may be that a library chooses.
+        reserved_range: of reserved memory by runs of the kind; None for the slack alone.
         family: ``model_type`` of the model.
     """
 
@@ -83,6 +85,7 @@ class UncorrectedEstimate(RunFacts):
     context_expected_bytes: int
     context_high_bytes: int
     slack_bytes: int = 0
+    reserved_range: Interval | None = None
     family: str
 
     def __post_init__(self) -> None:
@@ -100,12 +103,16 @@ class UncorrectedEstimate(RunFacts):
     @property
     def low_bytes(self) -> int:
         """Lower end of the range of the device peak without a calibration."""
-        return self.reserved_bytes + self.context_low_bytes
+        low = self.reserved_range.low_bytes if self.reserved_range else self.reserved_bytes
+        return low + self.context_low_bytes
 
     @property
     def high_bytes(self) -> int:
         """Upper end of it."""
-        return self.reserved_bytes + self.context_high_bytes + self.slack_bytes
+        high = self.reserved_bytes + self.slack_bytes
+        return (self.reserved_range.high_bytes if self.reserved_range else high) + (
+            self.context_high_bytes
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,9 +156,9 @@ def correct(calibration: Calibration, estimate: UncorrectedEstimate) -> Correcti
         estimate: before the correction.
 
     Returns:
-        The corrected figures. Outside what was measured the range is widened: it then contains
-        the uncalibrated one, and with distance d either half grows to 1 + d times its width and
-        1 % of the peak for each d. Distances add up: 0.5 for each unseen fact, 0.25 for each
+        The corrected figures. Outside what was measured the range is widened: with distance d
+        either half grows to 1 + d times its width and 1 % of the peak for each d, and it then
+        contains the uncalibrated one. Distances add up: 0.5 for each unseen fact, 0.25 for each
         release of torch, log2 of the ratio for sizes, 0.25 or 0.5 for a process part that is
         borrowed, 0.25 for one of several GPUs with hardly a run.
     """
@@ -171,13 +178,13 @@ def correct(calibration: Calibration, estimate: UncorrectedEstimate) -> Correcti
     few = level is None or level < LEVEL
     if distance or not process.gpu or calibration.band.metric != "device":
         level = None
-    if few or distance:
-        low, high = min(low, q.low_bytes), max(high, q.high_bytes)
     low, high = min(low, device), max(high, device)
     if distance:
         more = MARGIN * distance * device
         low = math.floor(device - (device - low) * (1 + distance) - more)
         high = math.ceil(device + (high - device) * (1 + distance) + more)
+    if few or distance:
+        low, high = min(low, q.low_bytes), max(high, q.high_bytes)
     return Correction(
         parts=parts,
         allocated_bytes=allocated,

@@ -188,6 +188,7 @@ def answer(
     alive = alive_at_peak(stream, result)
     rows = breakdown(stream, result, alive)
     peaks = peaks_of(main, run, stream, result, rows)
+    assert peaks.ranges is not None  # of whole runs there always are
     if peaks.parts:
         rows = corrected_rows(rows, peaks.parts)
     other_gpus: Sequence[TargetGpu] = named_gpus[1:]
@@ -219,6 +220,7 @@ def answer(
         gpu=fit,
         peak=_peak(peaks),
         interval=_interval(peaks),
+        ranges=peaks.ranges,
         breakdown=rows,
         peak_at=moment(stream, result),
         layers=layers(stream, alive),

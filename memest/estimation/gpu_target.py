@@ -258,6 +258,8 @@ def target_gpus(setup: Setup, **place: Unpack[Place]) -> TargetGpus:
         )
     if not names and profile is None:
         profile = NO_CALIBRATION  # nobody named a GPU, so none is known better than others
+    if not names and memory is not None and profile == NO_CALIBRATION:
+        specs = [replace(specs[0], confidence="given")]  # any card may have that memory
     targets = [
         _target_of(spec, setup.software.cuda, torch, context, memory, profile) for spec in specs
     ]

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING
 from memest.config.parallelism import Distributed
 from memest.estimation.breakdown import alive_at_peak, breakdown
 from memest.estimation.gpu_target import TargetGpu
+from memest.estimation.peak_ranges import band_for, kind_of
 from memest.estimation.run import Run
 from memest.estimation.run_facts import Peaks
 from memest.profiles.stream import Stream
 from memest.replay.replay import Replay
-from memest.report.result import CalibrationFacts, Row
+from memest.report.result import CalibrationFacts, Interval, PeakRanges, Row
 from memest.sharding.nccl import communicators
 from memest.units import MIB, format_size
 
 if TYPE_CHECKING:
     from memest.estimation.calibration import Calibration
+    from memest.estimation.correction import Correction
 
 __all__ = ["calibration_facts", "corrected_rows", "peaks_of"]
 
@@ -50,18 +52,29 @@ def _predicted_peaks(target: TargetGpu, run: Run, stream: Stream, result: Replay
     if slack >= MIB:
         basis += f"; up to {format_size(slack)} more where a library picks its own workspace"
     reserved = result.peak_reserved_bytes
+    ranges = _uncorrected_ranges(run, result, slack)
     return Peaks(
         allocated_bytes=result.peak_allocated_bytes,
         reserved_bytes=reserved,
         device_bytes=reserved + context.expected_bytes,
-        low_bytes=reserved + context.low_bytes,
-        high_bytes=reserved + context.high_bytes + slack,
+        low_bytes=ranges.reserved.low_bytes + context.low_bytes,
+        high_bytes=ranges.reserved.high_bytes + context.high_bytes,
         level=None,
-        basis=basis,
+        basis=f"{basis}; reserved memory {ranges.reserved.basis}",
+        ranges=ranges,
         process_low_bytes=context.low_bytes,
         process_expected_bytes=context.expected_bytes,
         managed_bytes=run.program.trace.managed_bytes,
         slack_bytes=slack,
+    )
+
+
+def _uncorrected_ranges(run: Run, result: Replay, slack: int) -> PeakRanges:
+    """The ranges of the allocator's peaks as runs of the kind showed them."""
+    kind = kind_of(run.setup, result.peak_reserved_bytes, slack)
+    return PeakRanges(
+        allocated=band_for(kind, "allocated").around(result.peak_allocated_bytes, kind),
+        reserved=band_for(kind, "reserved").around(result.peak_reserved_bytes, kind, slack),
     )
 
 
@@ -100,7 +113,8 @@ def _corrected_peaks(
     if rows is not None:
         parts = {row.category.value: row.bytes for row in rows}
     facts = run_facts(run.setup, run.program.trace, run.weights, run.card)
-    spec, context = target.spec, target.context
+    spec, context, slack = target.spec, target.context, stream.workspace_slack_bytes
+    ranges = _uncorrected_ranges(run, result, slack)
     capability = spec.compute_capability
     correction = correct(
         calibration,
@@ -117,7 +131,8 @@ def _corrected_peaks(
             context_low_bytes=context.low_bytes,
             context_expected_bytes=context.expected_bytes,
             context_high_bytes=context.high_bytes,
-            slack_bytes=stream.workspace_slack_bytes,
+            slack_bytes=slack,
+            reserved_range=ranges.reserved,
             family=run.family,
             **asdict(facts),
         ),
@@ -125,9 +140,31 @@ def _corrected_peaks(
     return replace(
         correction,
         managed_bytes=run.program.trace.managed_bytes,
-        slack_bytes=stream.workspace_slack_bytes,
+        slack_bytes=slack,
+        ranges=_corrected_ranges(ranges, result, correction),
         added_bytes=correction.reserved_bytes - result.peak_reserved_bytes,
     )
+
+
+def _corrected_ranges(ranges: PeakRanges, result: Replay, correction: Correction) -> PeakRanges:
+    """The same around corrected peaks; of reserved memory, what the calibration itself promises.
+
+    A calibration's range is that of the device peak, whose process part is known on its GPU: the
+    rest of it is the range of reserved memory.
+    """
+    moved = correction.allocated_bytes - result.peak_allocated_bytes
+    allocated = replace(
+        ranges.allocated,
+        low_bytes=ranges.allocated.low_bytes + moved,
+        high_bytes=ranges.allocated.high_bytes + moved,
+    )
+    reserved = Interval(
+        low_bytes=max(correction.low_bytes - correction.process_bytes, 0),
+        high_bytes=correction.high_bytes - correction.process_bytes,
+        level=correction.level,
+        basis=correction.basis,
+    )
+    return PeakRanges(allocated=allocated, reserved=reserved)
 
 
 def corrected_rows(rows: tuple[Row, ...], parts: Mapping[str, int]) -> tuple[Row, ...]:

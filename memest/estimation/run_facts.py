@@ -13,6 +13,7 @@ from memest.config.parallelism import Distributed, Strategy
 from memest.config.setup import Setup
 from memest.events import Trace, Weight, plain_name
 from memest.profiles.model_card import ModelCard
+from memest.report.result import PeakRanges
 from memest.workspaces.operator_call import OpCall, TensorSpec, Value
 
 __all__ = ["Peaks", "RunFacts", "run_facts"]
@@ -59,6 +60,7 @@ class Peaks:
         high_bytes: the most.
         level: share of runs that lie between the two, None = no claim.
         basis: where the range is from, in a sentence.
+        ranges: of the allocator's peaks; None where only the device's is known.
         process_low_bytes: the least that context and kernels may take.
         process_expected_bytes: what they are expected to take.
         managed_bytes: beside the allocator, in memory that leaves the GPU where room is short.
@@ -78,6 +80,7 @@ class Peaks:
     basis: str
     process_low_bytes: int
     process_expected_bytes: int
+    ranges: PeakRanges | None = None
     managed_bytes: int = 0
     slack_bytes: int = 0
     added_bytes: int = 0

@@ -38,12 +38,12 @@ def verdict_for(
     """The verdict for one GPU.
 
     ``fits``: the upper end of the range of the device peak is below what the GPU has. ``does not
-    fit``: the run is out of memory even if context and kernels take the least they may, with all
-    the retries that the allocator makes. ``fits by releasing cache``: the reserved peak is above
-    what there is whatever they take, and the run completes because the allocator gives back what
-    it caches. ``cannot say``: the setup names something that is not priced, or is priced and not
-    taken, and that may turn the verdict; or a library's choice alone decides. Anything between is
-    ``tight``.
+    fit``: the run is out of memory even if tensors, context and kernels take the least they may,
+    with all the retries that the allocator makes. ``fits by releasing cache``: the reserved peak
+    is above what there is whatever they take, and the run completes because the allocator gives
+    back what it caches. ``cannot say``: the setup names something that is not priced, or is priced
+    and not taken, and that may turn the verdict; or a library's choice alone decides. Anything
+    between is ``tight``.
 
     Args:
         target: the GPU.
@@ -81,7 +81,8 @@ def _verdict(
 
     if peaks.high_bytes <= usable:
         return Verdict.FITS, ""
-    if not survives(peaks.process_low_bytes):
+    spare = 0 if peaks.ranges is None else peaks.allocated_bytes - peaks.ranges.allocated.low_bytes
+    if not survives(peaks.process_low_bytes - spare):
         return Verdict.DOES_NOT_FIT, ""
     if peaks.low_bytes > usable and survives(peaks.process_expected_bytes):
         return Verdict.RELEASES_CACHE, _release_words(target, peaks, stream, conf)

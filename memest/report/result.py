@@ -98,12 +98,20 @@ class Peak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval(Document):
-    """A range for the device peak; ``basis`` says what it covers. ``level`` None = no claim."""
+    """A range for a peak; ``basis`` says what it covers. ``level`` None = no claim."""
 
     level: float | None
     low_bytes: int
     high_bytes: int
     basis: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakRanges(Document):
+    """Ranges of the allocator's two peaks, by measured runs of the kind."""
+
+    allocated: Interval
+    reserved: Interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,6 +286,9 @@ class Estimate(Answer):
     gpu: GpuFit | None
     peak: Peak
     interval: Interval
+    """Of the device peak."""
+    ranges: PeakRanges
+    """Of the two others."""
     breakdown: tuple[Row, ...]
     peak_at: PeakMoment
     layers: tuple[Layer, ...]
@@ -322,6 +333,7 @@ class Estimate(Answer):
                 "device_with_managed_bytes": self.peak.device_with_managed_bytes,
             },
             "interval": document(self.interval),
+            "ranges": document(self.ranges),
             "breakdown": document(self.breakdown),
             "peak_at": document(self.peak_at),
             "layers": document(self.layers),

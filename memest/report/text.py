@@ -18,9 +18,9 @@ from memest.report.terminal import VERDICT_STYLES, Page, bullets, grid, section
 from memest.report.words import (
     batch_sentence,
     format_count,
-    interval_text,
     moment_text,
     process_words,
+    ranges_text,
     setup_items,
     verdict_sentence,
     why_sentence,
@@ -149,9 +149,7 @@ def _peaks(estimate: Estimate, page: Page) -> RenderableType:
     for name, size, what, meter in rows:
         cells = [Text(name), Text(format_size(size), style="bold"), Text(what)]
         table.add_row(*cells, *([] if page.narrow else [Text(meter, style="cyan")]))
-    if estimate.interval.level is None:
-        return table
-    return Group(table, Text(f"device range: {interval_text(estimate)}"))
+    return Group(table, Text(ranges_text(estimate), style="dim"))
 
 
 def _breakdown(estimate: Estimate, page: Page) -> Table:

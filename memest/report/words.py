@@ -24,6 +24,7 @@ __all__ = [
     "moment_text",
     "place_text",
     "process_words",
+    "ranges_text",
     "render_origins",
     "setup_items",
     "verdict_sentence",
@@ -77,6 +78,24 @@ def interval_text(estimate: Estimate) -> str:
     """The range of the device peak, with its level where one is claimed."""
     level = estimate.interval.level
     return _range(estimate) if level is None else f"{_range(estimate)} ({level:.0%} interval)"
+
+
+def ranges_text(estimate: Estimate) -> str:
+    """The ranges of the allocator's peaks, with the share of runs that lie in each.
+
+    That of the device peak stands in the first sentence; here where it claims a share too.
+    """
+    ranges = {"allocated": estimate.ranges.allocated, "reserved": estimate.ranges.reserved}
+    if estimate.interval.level is not None:
+        ranges["device"] = estimate.interval
+    words = []
+    for name, interval in ranges.items():
+        low, high = format_size(interval.low_bytes), format_size(interval.high_bytes)
+        words.append(f"{name} {low} to {high}")
+    levels = {interval.level for interval in ranges.values()}
+    level = levels.pop() if len(levels) == 1 else None
+    who = "range" if level is None else f"{level:.0%} of runs alike"
+    return f"{who}: {', '.join(words)}"
 
 
 def gpu_sentence(fit: GpuFit, model: str, *, between: str = "", each: str = "") -> str:

@@ -10,6 +10,7 @@ from memest.report.result import (
     ModelFacts,
     Peak,
     PeakMoment,
+    PeakRanges,
     Row,
     TimePoint,
     Verdict,
@@ -118,6 +119,10 @@ def build(*, gpu=None, common=(), setup=None, **more):
             basis="450 +/- 150 MiB of CUDA context and 50-200 MiB of kernels loaded during the "
             "first step",
         ),
+        "ranges": PeakRanges(
+            allocated=_around(allocated, 24 * MIB, 16 * MIB),
+            reserved=_around(reserved, 60 * MIB, 190 * MIB),
+        ),
         "breakdown": tuple(Row(category=c, bytes=b) for c, b in rows.items()),
         "peak_at": PeakMoment(
             phase=Phase.BACKWARD, step=2, micro_step=1,
@@ -139,6 +144,12 @@ def build(*, gpu=None, common=(), setup=None, **more):
         ),
     }  # fmt: skip
     return Estimate(**(values | more))
+
+
+def _around(size, below, above):
+    return Interval(
+        level=0.9, low_bytes=size - below, high_bytes=size + above, basis="by measured runs"
+    )
 
 
 NEED = build().peak.device_bytes

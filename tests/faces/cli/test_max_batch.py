@@ -165,7 +165,7 @@ def test_lengths(cli):
 
 
 def test_not_even_one(cli):
-    done = cli("max-batch", TINY, "--gpu", "t4", "--gpu-memory", "580MiB", "--seq-len", "32", "-q")
+    done = cli("max-batch", TINY, "--gpu", "t4", "--gpu-memory", "180MiB", "--seq-len", "32", "-q")
     assert (done.returncode, done.stdout, done.stderr) == (4, "0\n", "")
 
 

@@ -239,8 +239,8 @@ class TestHtml:
 
 class TestJson:
     KEYS = frozenset({
-        "schema_version", "model", "setup", "gpu", "peak", "interval", "breakdown", "peak_at",
-        "layers", "verdict", "verdict_reason", "notes",
+        "schema_version", "model", "setup", "gpu", "peak", "interval", "ranges", "breakdown",
+        "peak_at", "layers", "verdict", "verdict_reason", "notes",
     })  # fmt: skip
     MORE = frozenset(
         {"timeline", "context_bytes", "calibration", "common_gpus", "assumptions", "origins"}

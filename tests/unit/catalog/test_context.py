@@ -36,7 +36,7 @@ class TestContext:
     @pytest.mark.parametrize(
         ("gpu", "torch", "cuda", "expected", "words"),
         [
-            ("a100", (2, 13), (13, 0), 575, "no clean public reading"),
+            ("a100", (2, 13), (13, 0), 492, "221,184 resident threads, by 8 readings"),
             ("v100", (1, 10), (11, 2), 1343, "transformers v4.18"),
             ("rtx 3090", (2, 0), (11, 7), 665 + 452, ""),
         ],
@@ -45,7 +45,7 @@ class TestContext:
         estimate = context_estimate(find_gpu(gpu), torch, cuda)
 
         assert mib(estimate)[1] == expected
-        assert gpu != "a100" or mib(estimate) == (350, 575, 800)
+        assert gpu != "a100" or mib(estimate) == (419, 492, 703)
         assert words in estimate.basis
 
     def test_eager_readings_of_one_card_are_averaged(self):
@@ -60,6 +60,30 @@ class TestContext:
         assert "no reading for Pascal" in context_estimate(find_gpu("p100"), (1, 10)).basis
         assert "rocm" in context_estimate(find_gpu("mi300x"), (2, 6)).basis
 
+    @pytest.mark.parametrize(
+        ("gpu", "measured"), [("rtx 3060", (138, 194)), ("rtx 4060", (124, 180)), ("h200", (762,))]
+    )
+    def test_what_was_read_after_training_lies_in_the_range(self, gpu, measured):
+        estimate = context_estimate(find_gpu(gpu), (2, 6), (12, 4))
+
+        assert estimate.low_bytes < min(measured) * MIB
+        assert estimate.high_bytes > max(measured) * MIB
+
+    def test_a_larger_card_of_a_kind_has_a_larger_context(self):
+        small, large = (context_estimate(find_gpu(name), (2, 13)) for name in ("4060", "4090"))
+
+        assert small.high_bytes < large.expected_bytes + 100 * MIB
+        assert small.expected_bytes < large.low_bytes
+
+    @pytest.mark.parametrize("gpu", ["24GB", "mi300x"])
+    def test_a_card_without_a_number_of_threads_may_be_any(self, gpu):
+        estimate, t4, h100 = (
+            context_estimate(find_gpu(name), (2, 13)) for name in (gpu, "t4", "h100")
+        )
+
+        assert estimate.low_bytes < t4.expected_bytes
+        assert estimate.high_bytes > h100.expected_bytes
+
     @pytest.mark.parametrize("version", VERSIONS)
     def test_always_a_range_with_a_basis(self, version):
         for spec in list_gpus():
@@ -73,7 +97,7 @@ class TestContext:
     [
         ((1, 10), (11, 2), (0, 0, 0)),
         ((1, 13), None, (413, 452, 491)),
-        ((2, 13), None, (50, 125, 200)),
+        ((2, 13), None, (14, 83, 152)),
     ],
 )
 def test_kernels_that_load_later(torch, cuda, sizes):

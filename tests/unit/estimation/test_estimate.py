@@ -129,8 +129,8 @@ def test_the_document_is_json_and_lists_what_the_contract_names():
     document = json.loads(ask(gpu="RTX 3090").to_json())
 
     assert {
-        "schema_version", "model", "setup", "gpu", "peak", "interval", "breakdown", "peak_at",
-        "layers", "verdict", "max_batch", "notes",
+        "schema_version", "model", "setup", "gpu", "peak", "interval", "ranges", "breakdown",
+        "peak_at", "layers", "verdict", "max_batch", "notes",
     } <= set(document)  # fmt: skip
     assert document["setup"]["seq_len"] == 64
     assert document["model"]["class"] == "BertForSequenceClassification"

@@ -209,7 +209,7 @@ class TestEffective:
         assert 1009 < rounded.samples < 1009 + rounded.num_micro_steps
 
     def test_nothing_fits(self):
-        found = memest.max_batch(TINY, gpu="t4", gpu_memory="580MiB", effective_batch=64, **SHORT)
+        found = memest.max_batch(TINY, gpu="t4", gpu_memory="180MiB", effective_batch=64, **SHORT)
         assert found.answers[0].effective == ()
         assert "64 samples a step: no micro-batch fits." in str(found)
 
