@@ -147,24 +147,28 @@ def _corrected_peaks(
 
 
 def _corrected_ranges(ranges: PeakRanges, result: Replay, correction: Correction) -> PeakRanges:
-    """The same around corrected peaks; of reserved memory, what the calibration itself promises.
+    """The same around corrected peaks.
 
-    A calibration's range is that of the device peak, whose process part is known on its GPU: the
-    rest of it is the range of reserved memory.
+    Where a calibration promises a range of the device peak, whose process part is known on its
+    GPU, the rest of that is its range of reserved memory.
     """
-    moved = correction.allocated_bytes - result.peak_allocated_bytes
-    allocated = replace(
-        ranges.allocated,
-        low_bytes=ranges.allocated.low_bytes + moved,
-        high_bytes=ranges.allocated.high_bytes + moved,
-    )
-    reserved = Interval(
-        low_bytes=max(correction.low_bytes - correction.process_bytes, 0),
-        high_bytes=correction.high_bytes - correction.process_bytes,
-        level=correction.level,
-        basis=correction.basis,
-    )
-    return PeakRanges(allocated=allocated, reserved=reserved)
+    if correction.level is None:
+        reserved = _moved(ranges.reserved, correction.reserved_bytes - result.peak_reserved_bytes)
+    else:
+        process = correction.process_bytes
+        reserved = Interval(
+            low_bytes=correction.low_bytes - process,
+            high_bytes=correction.high_bytes - process,
+            level=correction.level,
+            basis=correction.basis,
+        )
+    added = correction.allocated_bytes - result.peak_allocated_bytes
+    return PeakRanges(allocated=_moved(ranges.allocated, added), reserved=reserved)
+
+
+def _moved(interval: Interval, added: int) -> Interval:
+    low, high = interval.low_bytes + added, interval.high_bytes + added
+    return replace(interval, low_bytes=low, high_bytes=high)
 
 
 def corrected_rows(rows: tuple[Row, ...], parts: Mapping[str, int]) -> tuple[Row, ...]:
