@@ -1,0 +1,226 @@
+"""What memest answers to the line that a reader of a published figure would write.
+
+    python tools/descriptions.py             all published runs that can be described, and the page
+    python tools/descriptions.py --page      none, the page anew from what was kept
+
+``tools/published.py`` predicts published runs with all that is known of them: their code, the
+releases of their time, every option. Here each is asked again as its page describes it: a name of
+the catalogue, the options and releases that the page states, whose loop it is, nothing else. Then each thing that the description lacks is added to it by itself, and what that changes is
+its cost. Answers are kept in ``data/accuracy/descriptions.jsonl``, tables stand in
+``docs/accuracy.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from memest.calibration.validation import CaseRecord, read_records
+from memest.calibration.validation.predict import Predictor
+from memest.files.code_digest import made_with
+
+ROOT = Path(__file__).parents[1]
+RECORDS = ROOT / "data" / "reference"
+KEPT = ROOT / "data" / "accuracy" / "descriptions.jsonl"
+PAGE = ROOT / "docs" / "accuracy.md"
+SOFTWARE, CODE, CONTEXT = "releases of its time", "the script's own code", "context of the card"
+
+
+@dataclass(frozen=True)
+class Description:
+    """What the pages of a set state.
+
+    Attributes:
+        options: that they state, by the names of records.
+        releases: of packages that they state.
+        models: names of the catalogue for models that records name by their code, by what the
+            record calls them.
+    """
+
+    options: tuple[str, ...]
+    releases: tuple[str, ...] = ()
+    models: Mapping[str, str] | None = None
+
+    def of(self, record: CaseRecord) -> CaseRecord | None:
+        """A record as described; None where no name of the catalogue stands for its model."""
+        model = record.model
+        options = {name: record.setup[name] for name in self.options if name in record.setup}
+        software = {
+            name: record.software[name] for name in self.releases if name in record.software
+        }
+        if self.models is not None:
+            called = dict(record.model_args).get("name") or model.rpartition(":")[2]
+            if called not in self.models:
+                return None
+            model = self.models[called]
+        if options.get("optim") in USUAL_OPTIMIZERS:
+            del options["optim"]  # nobody names what is the default
+        return replace(
+            record, model=model, setup=options, software=software, context_bytes=None, limit_bytes=None,
+            lengths=None, inputs=(), loss=None, step=None, model_args=(), code="",
+        )  # fmt: skip
+
+
+USUAL_OPTIMIZERS = ("adamw_hf", "adamw_torch")
+_LORA = "batch seq_len checkpointing peft lora_r load_in_4bit num_gpus fsdp fsdp_offload dtype loop"
+DESCRIPTIONS = {
+    "bert_large": Description(
+        ("batch", "grad_accum", "checkpointing", "precision", "optim"), ("transformers",)
+    ),
+    "fsdp_qlora": Description(tuple(_LORA.split())),
+    "litgpt": Description(
+        ("batch", "seq_len", "num_gpus", "fsdp", "loop"),
+        models={
+            "phi-1_5": "microsoft/phi-1_5",
+            "Llama-2-7b-hf": "meta-llama/Llama-2-7b-hf",
+            "tiny-llama-1.1b": "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+        },
+    ),
+    "optimum": Description(("batch", "seq_len")),
+    "vision": Description(
+        ("batch", "optim", "loop"), models={"vit_l_16": "google/vit-large-patch16-224"}
+    ),
+    "xmem": Description(("batch", "seq_len", "optim", "loop"), ("torch", "transformers")),
+}
+"""Sets whose pages describe runs by a model's name and options; the others publish code alone, or
+what memest refuses to guess (torchtitan's selective checkpointing)."""
+
+
+def answer(record: CaseRecord, description: Description, known: int | None) -> dict[str, Any]:
+    """The kept line of a record.
+
+    Args:
+        record: with all that is known.
+        description: of its set.
+        known: bytes predicted from all that is known.
+    """
+    line: dict[str, Any] = {
+        "id": record.id, "set": record.group, "metric": record.metric,
+        "measured_bytes": record.measured_bytes, "known_bytes": known, "made_with": made_with(),
+    }  # fmt: skip
+    described = description.of(record)
+    if described is None:
+        return line | {"failure": "no name of the catalogue"}
+    line |= {"model": described.model, "options": dict(described.setup)}
+    outcome = Predictor().predict(described)
+    if outcome.predicted_bytes is None:
+        return line | {"failure": outcome.failure}
+    lacks = {}
+    for name, more in lacking(record, described):
+        other = Predictor(trust_code=True).predict(more)
+        if other.predicted_bytes is not None:
+            lacks[name] = other.predicted_bytes - outcome.predicted_bytes
+    return line | {"described_bytes": outcome.predicted_bytes, "lacks": lacks}
+
+
+def lacking(record: CaseRecord, described: CaseRecord) -> Iterator[tuple[str, CaseRecord]]:
+    """The description with one thing more each time, and what that is."""
+    if record.metric == "device" and record.context_bytes is not None:
+        yield CONTEXT, replace(described, context_bytes=record.context_bytes)
+    if record.software != described.software:
+        yield SOFTWARE, replace(described, software=record.software)
+    if record.model != described.model:
+        return  # options of the script's own code are part of it
+    for name, value in record.setup.items():
+        if name not in described.setup:
+            yield name, replace(described, setup={**described.setup, name: value})
+
+
+# -- the page -------------------------------------------------------------------------------------
+
+
+def error_of(line: dict[str, Any]) -> float:
+    """Signed, 0.01 for one percent too high."""
+    return float(line["described_bytes"] / line["measured_bytes"] - 1)
+
+
+def scores(lines: list[dict[str, Any]]) -> Iterator[str]:
+    """The rows of how right descriptions are answered."""
+    yield "| set | runs | median error | p90 | worst | all known: median | not described |"
+    yield "|---|---:|---:|---:|---:|---:|---:|"
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for line in lines:
+        groups[line["set"]].append(line)
+        groups["**all**"].append(line)
+    for name, group in sorted(groups.items()):
+        answered = [line for line in group if "described_bytes" in line]
+        errors = sorted(abs(error_of(line)) for line in answered)
+        known = [
+            abs(line["known_bytes"] / line["measured_bytes"] - 1)
+            for line in answered
+            if line["known_bytes"]
+        ]
+        yield (
+            f"| {name} | {len(errors)} | {statistics.median(errors):.1%} | "
+            f"{errors[round(0.9 * (len(errors) - 1))]:.1%} | {errors[-1]:.1%} | "
+            f"{statistics.median(known):.1%} | {len(group) - len(answered)} |"
+        ).replace("%", " %")
+
+
+def costs(lines: list[dict[str, Any]]) -> Iterator[str]:
+    """The rows of what descriptions lacked, the dearest first."""
+    yield "| what was not said | runs | more than 1 % in | median of these | most |"
+    yield "|---|---:|---:|---:|---:|"
+    shares: dict[str, list[float]] = defaultdict(list)
+    for line in lines:
+        for name, size in line.get("lacks", {}).items():
+            shares[name].append(size / line["measured_bytes"])
+    rows = []
+    for name, values in shares.items():
+        large = [value for value in values if abs(value) > 0.01]
+        if large:
+            most = max(large, key=abs)
+            median = statistics.median(large)
+            row = f"| {name} | {len(values)} | {len(large)} | {median:+.1%} | {most:+.1%} |"
+            rows.append((len(large) * abs(median), row.replace("%", " %")))
+    yield from (row for _, row in sorted(rows, reverse=True))
+    nothing = sorted(name for name, values in shares.items() if max(map(abs, values)) <= 0.01)
+    if nothing:
+        yield f"| {', '.join(nothing)} | | 0 | | |"
+
+
+def main() -> None:
+    """Answer the descriptions, and write their tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--page", action="store_true", help="run none: the page from what is kept")
+    parser.add_argument(
+        "--only", default="", help="part of id, model, GPU or set; nothing is written"
+    )
+    options = parser.parse_args()
+    if options.page:
+        lines = [json.loads(text) for text in KEPT.read_text("utf-8").splitlines()]
+    else:
+        outcomes = (ROOT / "data" / "accuracy" / "outcomes.jsonl").read_text("utf-8").splitlines()
+        known = {line["id"]: line for line in map(json.loads, outcomes)}
+        lines = []
+        for record in read_records(sorted(RECORDS.glob("*.jsonl")), only=options.only).complete:
+            row = known.get(record.id)
+            if record.group not in DESCRIPTIONS or row is None or row["low_bytes"] or record.oom:
+                continue
+            if record.metric == "device" and not row["scored"]:
+                continue
+            line = answer(record, DESCRIPTIONS[record.group], row["predicted_bytes"])
+            told = f"{error_of(line):+.2%}" if "described_bytes" in line else line["failure"]
+            print(record.id, told, line.get("lacks", ""), flush=True)
+            lines.append(line)
+    tables = {"described": "\n".join(scores(lines)), "costs": "\n".join(costs(lines))}
+    print("\n\n".join(tables.values()))
+    if options.only:
+        return
+    KEPT.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
+    for name, body in tables.items():
+        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        head, rest = text.split(begin, 1)
+        text = f"{head}{begin}\n{body}\n{end}{rest.split(end, 1)[1]}"
+    PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
