@@ -5,9 +5,9 @@
 
 ``tools/published.py`` predicts published runs with all that is known of them: their code, the
 releases of their time, every option. Here each is asked again as its page describes it: a name of
-the catalogue, the options and releases that the page states, whose loop it is, nothing else. Then each thing that the description lacks is added to it by itself, and what that changes is
-its cost. Answers are kept in ``data/accuracy/descriptions.jsonl``, tables stand in
-``docs/accuracy.md``.
+the catalogue, the options and releases that the page states, whose loop it is, nothing else. Then
+each thing that the description lacks is added to it by itself, and what that changes is its cost.
+Answers are kept in ``data/accuracy/descriptions.jsonl``, tables stand in ``docs/accuracy.md``.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Description:
         if options.get("optim") in USUAL_OPTIMIZERS:
             del options["optim"]  # nobody names what is the default
         return replace(
-            record, model=model, setup=options, software=software, context_bytes=None, limit_bytes=None,
-            lengths=None, inputs=(), loss=None, step=None, model_args=(), code="",
+            record, model=model, setup=options, software=software, context_bytes=None,
+            limit_bytes=None, lengths=None, inputs=(), loss=None, step=None, model_args=(), code="",
         )  # fmt: skip
 
 
