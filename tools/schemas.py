@@ -326,7 +326,8 @@ def _validate(_: Definitions) -> Schema:
 
 
 def _models(defs: Definitions) -> Schema:
-    return record({"schema_version": _VERSION, "models": array(defs.ref(CatalogueEntry))})
+    more = {"without_torch": said(SWITCH, "Whether runs of it come with the package.")}
+    return record({"schema_version": _VERSION, "models": array(defs.of(CatalogueEntry, more=more))})
 
 
 def _gpus(defs: Definitions) -> Schema:
