@@ -133,7 +133,7 @@ def nearest_run(source: ModelSource | None, request: Setup) -> str:
     if far is None or run is None:
         return ""
     subject = f"Without torch, {name} is answered"
-    changes = list(_changes(asked, run.setup))
+    changes = list(_changes(request.to_dict(), asked, run.setup))
     if name != source.id:
         changes = [_QLORA, *(each for each in changes if each != _QLORA)]
     if not all(changes):
@@ -190,8 +190,10 @@ def _differing(asked: Any, shipped: Any) -> list[str]:
     return [name for name in differing if name not in _OF_THE_LOOP]
 
 
-def _changes(asked: Mapping[str, Any], shipped: Mapping[str, Any]) -> Iterator[str]:
-    """What to add or to leave out, as it is typed; empty for what has no option."""
+def _changes(
+    request: Mapping[str, Any], asked: Mapping[str, Any], shipped: Mapping[str, Any]
+) -> Iterator[str]:
+    """What to add or to leave out, as it is typed; empty for what nobody typed, or can."""
     usual = Setup().to_dict()
     for name in _differing(asked, shipped):
         ours, theirs = asked.get(name), shipped.get(name)
@@ -202,7 +204,7 @@ def _changes(asked: Mapping[str, Any], shipped: Mapping[str, Any]) -> Iterator[s
         elif name == "precision" and theirs != usual[name]:
             yield f"--{theirs}"
         elif theirs in (None, usual.get(name)):
-            yield _without(name, "")
+            yield _without(name, "") if request.get(name) != usual.get(name) else ""
         else:
             yield f"{flag} {theirs}" if (flag := _flag(name, "")) else ""
 
