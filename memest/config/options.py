@@ -36,6 +36,7 @@ __all__ = [
     "read_effective_batch",
     "read_size",
     "read_whole",
+    "samples_of_each",
     "setup_from_options",
     "split_inputs",
 ]
@@ -223,6 +224,23 @@ def read_effective_batch(value: Any) -> int:
             f"--effective-batch {samples} is out of range: it must be 1 to {MAX_BATCH:,}."
         )
     return samples
+
+
+def samples_of_each(samples: int, setup: Setup) -> int:
+    """What one GPU has of the samples of an optimizer step, which those with own batches share.
+
+    Raises:
+        ConfigError: they do not come to the same number.
+    """
+    ranks = setup.distributed.data_ranks
+    if samples % ranks:
+        above = -(-samples // ranks) * ranks
+        near = [str(number) for number in (above - ranks, above) if number]
+        raise ConfigError(
+            f"--effective-batch {samples} is shared by {ranks} GPUs, which have the same number "
+            f"each: give a multiple, for example {' or '.join(near)}."
+        )
+    return samples // ranks
 
 
 def no_gpu(command: str) -> ConfigError:

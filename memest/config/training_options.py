@@ -389,6 +389,11 @@ class TrainingOptions:
         return self.optim_in_backward or facts_of(self.optimizer).layerwise
 
     @property
+    def effective_batch(self) -> int:
+        """Samples of one optimizer step, on all GPUs that have batches of their own."""
+        return self.batch * self.grad_accum * self.distributed.data_ranks
+
+    @property
     def clip_norm(self) -> float:
         """The norm to which gradients are clipped, 0 for none.
 

@@ -74,9 +74,10 @@ def limit_sentence(answer: Largest, model: str, of: SizeAxis, smallest: int = 1)
 def effective_sentence(effective: EffectiveBatch, samples: int) -> str:
     """How an effective batch is reached, in one sentence."""
     need = f"{format_size(effective.device_bytes)}, {effective.verdict.value}"
+    each = f" on each of {effective.num_gpus} GPUs" if effective.num_gpus > 1 else ""
     if effective.num_micro_steps == 1:
-        return f"{samples:,} samples a step: one batch of {effective.micro_batch:,} ({need})."
-    steps = f"{effective.num_micro_steps:,} micro-steps of {effective.micro_batch:,}"
+        return f"{samples:,} samples a step: one batch of {effective.micro_batch:,}{each} ({need})."
+    steps = f"{effective.num_micro_steps:,} micro-steps of {effective.micro_batch:,}{each}"
     if effective.samples == samples:
         return f"{samples:,} samples a step: {steps} ({need})."
     return f"{samples:,} samples a step, rounded up to {effective.samples:,}: {steps} ({need})."

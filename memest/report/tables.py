@@ -164,6 +164,8 @@ def plan_words(plan: Plan, *, times: str = "x") -> str:
     words = [f"micro-batch {plan.batch}"]
     if plan.grad_accum > 1:
         words[0] += f" {times} {plan.grad_accum} accumulated"
+    if setup.distributed.data_ranks > 1:
+        words[0] += f" {times} {setup.distributed.data_ranks} GPUs"
     words.append(setup.precision.value)
     if setup.checkpointing != "none":
         words.append(f"checkpointing {setup.checkpointing}")

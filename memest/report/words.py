@@ -10,7 +10,7 @@ from memest.config.parallelism import Distributed, Strategy
 from memest.config.setup import MAX_BATCH, Dtype, Loop, Precision, Setup
 from memest.events import Phase
 from memest.report.layers import STEP_PHASES
-from memest.report.result import Estimate, GpuFit, Origin, PeakMoment, Verdict
+from memest.report.result import Estimate, GpuFit, Interval, Origin, PeakMoment, Verdict
 from memest.units import format_size
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "moment_text",
     "place_text",
     "process_words",
+    "range_text",
     "render_origins",
     "setup_items",
     "verdict_sentence",
@@ -69,8 +70,13 @@ def format_count(count: int) -> str:
 
 
 def _range(estimate: Estimate) -> str:
-    low, high = estimate.interval.low_bytes, estimate.interval.high_bytes
-    return f"{format_size(low)} to {format_size(high)}"
+    return range_text(estimate.interval)
+
+
+def range_text(between: Interval | GpuFit) -> str:
+    """A range of the device peak; empty where it is not known."""
+    low, high = between.low_bytes, between.high_bytes
+    return f"{format_size(low)} to {format_size(high)}" if high else ""
 
 
 def interval_text(estimate: Estimate) -> str:
@@ -302,6 +308,8 @@ def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
         items.append(f"target {setup.target_len} tokens")
     if setup.grad_accum > 1:
         items.append(f"{setup.grad_accum} micro-batches a step")
+    if setup.distributed.data_ranks > 1:
+        items.append(f"{setup.effective_batch:,} samples a step on all GPUs")
     half = "mixed precision" if setup.computes_in_half else "autocast"
     items.append(
         "no autocast" if setup.precision is Precision.FP32 else f"{setup.precision.value} {half}"
