@@ -15,6 +15,7 @@ from typing import Any
 
 from memest.config.compatibility import check_built_dtype
 from memest.config.inputs import ModuleInputs, module_inputs_of
+from memest.config.meant import what_says
 from memest.config.merging import merge_all, read_bool
 from memest.config.option import Kind, Option, Panel
 from memest.config.option_table import OPTIONS
@@ -42,7 +43,7 @@ __all__ = [
 ]
 
 HARMLESS_ARGUMENTS = frozenset(
-    """adam_beta1 adam_beta2 adam_epsilon
+    """adam_beta1 adam_beta2 adam_epsilon epochs num_epochs
     disable_tqdm do_eval do_train eval_steps hub_model_id learning_rate
     load_best_model_at_end logging_dir logging_steps logging_strategy lr lr_scheduler_type max_steps
     num_train_epochs output_dir overwrite_output_dir push_to_hub report_to run_name save_steps
@@ -67,6 +68,8 @@ def find_option(name: str) -> Option:
     by_keyword = _by_keyword()
     if name in by_keyword:
         return by_keyword[name]
+    if says := what_says(name):
+        raise ConfigError(f"{name!r} is not an option of an estimate. What says it: {says}.")
     matches = closest(name, by_keyword)
     hint = f" Did you mean {' or '.join(matches)}?" if matches else ""
     raise ConfigError(

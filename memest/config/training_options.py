@@ -269,7 +269,6 @@ class TrainingOptions:
         False,
         "The model is compiled by TorchInductor, as the Trainer has it done: what backward keeps "
         "is the compiler's choice, and fused operators leave no results between them.",
-        short="The model is compiled by TorchInductor.",
     )
     torch_compile_mode: str = option(
         "", "Mode of torch.compile, which it switches on; priced is default.", "MODE"

@@ -139,7 +139,7 @@ def nearest_run(source: ModelSource | None, request: Setup) -> str:
     if not all(changes):
         return f"{subject} in other ways: `memest models {name}` lists them."
     if not changes:
-        return f"{subject} like this for {_sizes(run.sizes)}, on some cards with few lengths."
+        return f"{subject} like this at other sizes, or on another card: {_sizes(run.sizes)}."
     return f"{subject} {_words(changes)}."
 
 

@@ -73,8 +73,8 @@ def advise(
         model: as for :func:`memest.estimate`.
         setup: the training configuration; ``options`` are another way to give it. Micro-batch and
             accumulation are what is looked for.
-        effective_batch: samples of one optimizer step, on all GPUs; where micro-batches do not divide it, the
-            nearest above is taken and said.
+        effective_batch: samples of one optimizer step, on all GPUs; where micro-batches do not
+            divide it, the nearest above is taken and said.
         gpu: name of the GPU, or ``local``.
         gpu_memory: memory PyTorch can have, for a GPU that the catalogue does not know.
         device_context: as for :func:`memest.estimate`.
