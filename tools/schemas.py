@@ -271,7 +271,21 @@ def _fits(defs: Definitions) -> Schema:
     whole = _estimate(defs)
     budget = record({"bytes": WHOLE, "verdict": defs.typed(Verdict)},
                     description="Of --fail-over.")  # fmt: skip
-    return whole | {"properties": whole["properties"] | {"fail_over": budget}}
+    limit = record({
+        "of": said(TEXT, "A GPU, or --fail-over."),
+        "free_bytes": said(WHOLE, "What the run may take."),
+        "required_bytes": said(WHOLE, "The expected device peak on it."),
+        "required_low_bytes": WHOLE, "required_high_bytes": WHOLE,
+        "margin_bytes": said(WHOLE, "free - required; below 0 what is missing."),
+        "safe_margin_bytes": said(WHOLE, "free - the upper end of the range."),
+        "verdict": defs.typed(Verdict), "reason": TEXT, "sentence": TEXT,
+    }, description="Of a GPU that was named, or of the budget.")  # fmt: skip
+    code = said(WHOLE, "Of the worst verdict, as the process ends with.")
+    more = {"limits": array(limit), "exit_code": code}
+    required = [*whole["required"], *more]
+    return whole | {
+        "properties": whole["properties"] | {"fail_over": budget} | more, "required": required
+    }  # fmt: skip
 
 
 def _read(_: Definitions) -> Schema:
@@ -326,7 +340,8 @@ def _validate(_: Definitions) -> Schema:
 
 
 def _models(defs: Definitions) -> Schema:
-    return record({"schema_version": _VERSION, "models": array(defs.ref(CatalogueEntry))})
+    more = {"without_torch": said(SWITCH, "Whether runs of it come with the package.")}
+    return record({"schema_version": _VERSION, "models": array(defs.of(CatalogueEntry, more=more))})
 
 
 def _gpus(defs: Definitions) -> Schema:

@@ -1,15 +1,16 @@
 #!/bin/bash
 # Ask before a launch: memest reads the very command that is launched, and runs nothing of it.
 #
-#   GPU=rtx-4090 bash launch.sh axolotl train axolotl.yaml
+#   GPU=rtx-4090 NUM_GPUS=1 bash launch.sh axolotl train axolotl.yaml
 #   GPU=a100-80gb bash launch.sh accelerate launch --config_file fsdp2.yaml train.py --bf16
 #
-# Without GPU the card of this machine is asked for. Ends with 4, and launches nothing, where the run
+# Without GPU the card of this machine is asked for. axolotl, and accelerate without a file, take all
+# GPUs that there are: NUM_GPUS says how many, where the command does not. Ends with 4, and launches nothing, where the run
 # would not fit; else with what the launch ends with.
 set -u
 [ $# -gt 0 ] || { echo "usage: GPU=t4 bash launch.sh COMMAND ..." >&2; exit 2; }
 
-memest fits --gpu "${GPU:-local}" -- "$@"
+memest fits --gpu "${GPU:-local}" ${NUM_GPUS:+--num-gpus "$NUM_GPUS"} -- "$@"
 case $? in
     0) ;;
     3) echo "tight: launched, but watch it" >&2 ;;

@@ -25,7 +25,7 @@ def advise(
         value_flag(
             "--effective-batch -n",
             "N",
-            "Samples of one optimizer step. That is micro-batch times accumulation.",
+            "Samples of one optimizer step. That is micro-batch times accumulation, on all GPUs.",
             panel="Plan",
         ),
     ] = None,

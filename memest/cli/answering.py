@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -235,6 +235,35 @@ def within(answer: Estimate, budget: int) -> Verdict:
     return Verdict.FITS if answer.interval.high_bytes <= budget else Verdict.TIGHT
 
 
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """A GPU, or a budget, that a run is to keep to, and whether it does. Sizes are bytes."""
+
+    of: str
+    free: int
+    required: int
+    low: int
+    high: int
+    verdict: Verdict
+    reason: str
+    sentence: str
+
+    def document(self) -> dict[str, Any]:
+        """What a caller needs of it, and no more."""
+        return {
+            "of": self.of,
+            "free_bytes": self.free,
+            "required_bytes": self.required,
+            "required_low_bytes": self.low,
+            "required_high_bytes": self.high,
+            "margin_bytes": self.free - self.required,
+            "safe_margin_bytes": self.free - self.high,
+            "verdict": self.verdict.value,
+            "reason": self.reason,
+            "sentence": self.sentence,
+        }
+
+
 def run_fits(
     model: str,
     options: dict[str, Any],
@@ -251,25 +280,39 @@ def run_fits(
     budget = None if fail_over is None else _budget(fail_over)
     if not options.get("gpu") and not options.get("gpu_memory") and budget is None:
         raise no_gpu("fits")
-    from memest.report.words import budget_sentence, each_gpu, gpu_sentence, verdict_sentence
+    from memest.report.words import (
+        budget_sentence,
+        each_gpu,
+        gpu_sentence,
+        range_text,
+        verdict_sentence,
+    )
 
     answer = _answer(model, options, output, max_batch=False, run=run)
-    verdicts = [fit.verdict for fit in _named_gpus(answer)]
+    each = each_gpu(answer.setup)
+    limits: list[_Limit] = []
+    for number, fit in enumerate(_named_gpus(answer)):
+        sentence = (
+            gpu_sentence(fit, answer.model.id, between=range_text(fit), each=each)
+            if number
+            else verdict_sentence(answer)
+        )
+        sizes = fit.usable_bytes, fit.device_bytes, fit.low_bytes, fit.high_bytes
+        limits.append(_Limit(fit.name, *sizes, fit.verdict, fit.reason, sentence))
     if budget is not None:
-        verdicts.append(within(answer, budget))
+        verdict = within(answer, budget)
+        peak, between = answer.peak.device_bytes, answer.interval
+        sizes = budget, peak, between.low_bytes, between.high_bytes
+        sentence = budget_sentence(answer, budget, verdict)
+        limits.append(_Limit("--fail-over", *sizes, verdict, "", sentence))
+    code = exit_code(*(limit.verdict for limit in limits))
     if output.as_json:
         document = answer.to_dict()
         if budget is not None:
-            document["fail_over"] = {"bytes": budget, "verdict": verdicts[-1].value}
+            document["fail_over"] = {"bytes": budget, "verdict": limits[-1].verdict.value}
+        document |= {"limits": [limit.document() for limit in limits], "exit_code": int(code)}
         output.document(document)
     elif not output.quiet:
-        sentences = [] if answer.gpu is None else [verdict_sentence(answer)]
-        each = each_gpu(answer.setup)
-        sentences += [
-            gpu_sentence(fit, answer.model.id, each=each) for fit in _named_gpus(answer)[1:]
-        ]
-        if budget is not None:
-            sentences.append(budget_sentence(answer, budget, verdicts[-1]))
-        write_out("".join(f"{sentence}\n" for sentence in sentences))
+        write_out("".join(f"{limit.sentence}\n" for limit in limits))
         _say_what_was_taken(options, output)
-    return exit_code(*verdicts)
+    return code

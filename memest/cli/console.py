@@ -18,7 +18,7 @@ from memest.errors import MemestError
 from memest.files.texts import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console, JustifyMethod, RenderableType
     from rich.text import Text
 
     from memest.report.answer import Answer
@@ -174,7 +174,7 @@ class Output:
         self,
         rows: Iterable[Sequence[str | Text]],
         head: Sequence[str] = (),
-        sides: Sequence[str] = ("left", "left"),
+        sides: Sequence[JustifyMethod] = ("left", "left"),
     ) -> None:
         """Write rows as a table.
 
@@ -183,13 +183,11 @@ class Output:
             head: names of the columns, if they have any.
             sides: where the cells of each column stand, ``left`` or ``right``.
         """
-        from rich.text import Text
+        from memest.report.terminal import Grid
 
-        from memest.report.terminal import grid
-
-        table = grid(*sides, head=head)
+        table = Grid(*sides, head=head)
         for row in rows:
-            table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+            table.add_row(*row)
         self.show(table)
 
     def put(self, answer: Answer, sentences: Callable[[], Iterable[str]], **options: Any) -> None:

@@ -6,9 +6,9 @@ __all__ = ["EXAMPLES"]
 
 EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "estimate": (
-        ("memest estimate bert-large-uncased --batch 8 --fp16", "what a run needs, anywhere"),
-        ("memest estimate gpt2 --batch 8 --gpu t4 --by layer", "which layers fill the card"),
-        ("memest estimate gpt2 --batch 8 --snapshot run.pickle", "for PyTorch's memory_viz"),
+        ("memest estimate bert-large-uncased --batch 8 --fp16", "what a run needs"),
+        ("memest estimate gpt2 --batch 8 --gpu t4 --by layer", "the biggest layers"),
+        ("memest estimate gpt2 --batch 8 --snapshot run.pickle", "for memory_viz"),
         ("memest estimate gpt2 --gpu t4 --out run.html", "a page; .json, .csv and .png too"),
     ),
     "fits": (

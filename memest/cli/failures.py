@@ -14,6 +14,7 @@ from memest.cli.exit_codes import (
     ExitCode,
     kind_of,
 )
+from memest.config.meant import what_says
 from memest.config.options import HARMLESS_ARGUMENTS
 from memest.errors import MemestError, MissingDependencyError, closest
 
@@ -44,6 +45,8 @@ def _no_such_option(flag: str, context: Any, *, estimating: bool) -> str:
         return f"{problem} The model is named without one: {context.command_path} MODEL."
     if estimating and flag.lstrip("-").replace("-", "_") in HARMLESS_ARGUMENTS:
         return f"{problem} It changes no memory: leave it out."
+    if estimating and (says := what_says(flag)):
+        return f"{problem} What says it: {says}."
     own = [spelling for each in context.command.get_params(context)
            for spelling in each.opts if not getattr(each, "hidden", False)]  # fmt: skip
     near = closest_flags(flag, own) if estimating else closest(flag, own)

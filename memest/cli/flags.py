@@ -62,8 +62,8 @@ ModelArgument = Annotated[
     str | None,  # a configuration may name it
     argument(
         "MODEL",
-        "A name of `memest models`, an id of the Hugging Face hub, a folder or config.json, "
-        "or package.module:factory for any torch.nn.Module; or a configuration that names it.",
+        "A name of `memest models` or the Hugging Face hub, or a script or configuration. A folder "
+        "or config.json too, and package.module:factory for any torch.nn.Module.",
     ),
 ]
 _FLAGS = {

@@ -107,7 +107,10 @@ class _Page:
         """What most people use, and how to see the rest."""
         blocks = [self.usage, paragraph(self.text.partition("\n\n")[0], self.width)]
         blocks.append(
-            rows([(a.metavar or a.name, a.help or "") for a in self.arguments], self.width)
+            rows(
+                [(a.metavar or a.name, sentences(a.help or "")[0]) for a in self.arguments],
+                self.width,
+            )
         )
         of_run: list[tuple[str, str]] = []
         own: list[tuple[str, str]] = []

@@ -34,8 +34,8 @@ def max_batch(
         value_flag(
             "--effective-batch -n",
             "N",
-            "Samples of one optimizer step. Say how many micro-steps of which micro-batch "
-            "reach them.",
+            "Samples of one optimizer step. Say how many micro-steps of which micro-batch, on all "
+            "GPUs, reach them.",
             panel="Search",
         ),
     ] = None,

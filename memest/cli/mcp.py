@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.util import find_spec
 from typing import Annotated, Any
 
 import memest
@@ -25,17 +24,24 @@ from memest.cli.explain_oom import explain_oom
 from memest.cli.failures import error_document, explain
 from memest.cli.flags import debuggable, switch
 from memest.cli.max_batch import max_batch
-from memest.config.installed import installed_version
 from memest.config.option import Kind, Option
 from memest.config.option_table import OPTIONS
 from memest.config.options import find_option, read_bool
 from memest.config.own_code import NO_OWN_CODE
-from memest.errors import ConfigError, MissingDependencyError, not_legal
+from memest.config.packages import Need
+from memest.errors import ConfigError, not_legal
 
 __all__ = ["mcp"]
 
-_LEAST_RELEASE = (2, 3)
-_INSTALL = "pip install 'memest-gpu[mcp]'"
+_MCP = Need(
+    "mcp",
+    "The server needs the package mcp, which is not installed: pip install 'memest-gpu[mcp]'.",
+    since=(2, 3),
+)
+_RUNS_NONE = (
+    "This server runs none: ask on the command line (memest estimate), or start it as memest mcp "
+    "--run-code."
+)
 _RUN_OF = "batch", "seq_len"
 """Options that are inputs of their own, besides the GPU."""
 
@@ -117,8 +123,8 @@ TOOLS = (
     Tool(
         fits,
         "Whether a training run fits a GPU, or a budget: verdict is fits, tight, fits by "
-        "releasing cache, does not fit or cannot say, with the reason: that of the first GPU "
-        "named, those of others stand in common_gpus, that of a budget in fail_over. "
+        "releasing cache, does not fit or cannot say. Each GPU named and the budget stand in "
+        "limits: what is free, required (and its range), margin, verdict, reason, a sentence. "
         f"{_MODEL} Name a GPU, gpu_memory under options, or fail_over.",
         {"fail_over": _TEXT},
     ),
@@ -361,18 +367,9 @@ def mcp(
 
     The client starts it. For example: claude mcp add memest -- memest mcp
     """
-    if find_spec("mcp") is None:
-        raise MissingDependencyError(
-            f"the server needs the package mcp, which is not installed: {_INSTALL}"
-        )
-    release = installed_version("mcp")
-    if release is not None and release < _LEAST_RELEASE:
-        raise MissingDependencyError(
-            f"the server needs mcp {'.'.join(map(str, _LEAST_RELEASE))} or later, and "
-            f"{'.'.join(map(str, release))} is installed: {_INSTALL}"
-        )
+    _MCP.check()
     if not run_code:
-        os.environ[NO_OWN_CODE] = "1"
+        os.environ[NO_OWN_CODE] = _RUNS_NONE
     gc.set_threshold(700, 10, 10)  # Python's own: this process stays, where other commands end soon
     if sys.stdin is not None and sys.stdin.isatty():
         emit(

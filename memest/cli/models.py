@@ -44,6 +44,7 @@ def _search(query: str) -> list[CatalogueEntry]:
 def _facts(entry: CatalogueEntry) -> list[tuple[str, str]]:
     """A model by itself, fact by fact."""
     from memest.catalog.models import aliases
+    from memest.estimation.shipped_runs import shipped_words
 
     other_names = [alias for alias, target in aliases().items() if target == entry.id]
     origin = {
@@ -66,6 +67,10 @@ def _facts(entry: CatalogueEntry) -> list[tuple[str, str]]:
         ("source", entry.source),
         ("licence", entry.license or "not known"),
     ]
+    found = shipped_words(entry.config(), entry.auto_class)
+    rows.append(
+        ("without torch", "\n".join(found) or "not answered: pip install 'memest-gpu[torch]'")
+    )
     if entry.note:
         rows.append(("note", entry.note))
     return rows
@@ -82,21 +87,27 @@ def models(
 ) -> int:
     """List the architectures that need no network, or describe one."""
     from memest.catalog.models import catalogue
+    from memest.estimation.shipped_runs import is_shipped
     from memest.report.words import format_count
 
     catalogue_entries = list(catalogue()) if query is None else _search(query)
-    if output.as_json:
-        documents = [dataclasses.asdict(entry) for entry in catalogue_entries]
-        write_document({"schema_version": 1, "models": documents})
-    elif len(catalogue_entries) == 1:
+    if len(catalogue_entries) == 1 and not output.as_json:
         output.table(_facts(catalogue_entries[0]))
-    else:
-        output.table(
-            (
-                (e.id, format_count(e.parameters), e.model_type, e.provenance)
-                for e in catalogue_entries
-            ),
-            ("model", "parameters", "family", "configuration"),
-            ("left", "right", "left", "left"),
-        )
+        return 0
+    shipped = {e.id: is_shipped(e.config(), e.auto_class) for e in catalogue_entries}
+    if output.as_json:
+        documents = [
+            {**dataclasses.asdict(entry), "without_torch": shipped[entry.id]}
+            for entry in catalogue_entries
+        ]
+        write_document({"schema_version": 1, "models": documents})
+        return 0
+    output.table(
+        (
+            (e.id, format_count(e.parameters), e.model_type, "answered" if shipped[e.id] else "-")
+            for e in catalogue_entries
+        ),
+        ("model", "parameters", "family", "no torch"),
+        ("left", "right", "left", "left"),
+    )
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from memest.cli.answering import check_sizes
-from memest.cli.console import Output, write_out
+from memest.cli.console import Output
 from memest.cli.flags import argument, shows, value_flag
 from memest.cli.parameters import with_options
 
@@ -13,7 +13,7 @@ __all__ = ["stages"]
 
 
 @with_options
-@shows(quiet="No progress.", without=("ascii_only",))
+@shows(quiet="No progress.")
 def stages(
     model: Annotated[
         str,
@@ -37,10 +37,12 @@ def stages(
     For example: memest stages meta-llama/Llama-3.1-8B --num-gpus 8 --bf16 --checkpointing
     """
     check_sizes(options)
-    from memest.report.tables import render_stages
     from memest.search.stages import stages as set_side_by_side
 
     with output.working() as progress:
         table = set_side_by_side(model, gpus_per_node=gpus_per_node, progress=progress, **options)
-    write_out(f"{table.to_json()}\n" if output.as_json else render_stages(table))
+    if output.as_json:
+        output.document(table.to_dict())
+    else:
+        output.report(table)
     return 0

@@ -45,6 +45,8 @@ _IRRELEVANT_KEYS = frozenset(
 )
 """Keys of a saved configuration that describe where it came from, not what is trained."""
 _CAST = "autocast_adapter_dtype"
+_LORA_RANK = 8
+"""``r`` of ``peft.LoraConfig`` where nobody names one, in every release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,8 @@ def read_adapter(source: Any, *, option: str = "--peft-config") -> Adapter:
         for name, value in values.items()
         if value is not None and name not in _IRRELEVANT_KEYS
     }
+    if method == "lora":
+        settings.setdefault("r", _LORA_RANK)  # a size of the run, so that it is one of a family
     _check(method, settings, option)
     try:
         text = _canonical(settings)

@@ -15,6 +15,7 @@ from typing import Any
 
 from memest.config.compatibility import check_built_dtype
 from memest.config.inputs import ModuleInputs, module_inputs_of
+from memest.config.meant import what_says
 from memest.config.merging import merge_all, read_bool
 from memest.config.option import Kind, Option, Panel
 from memest.config.option_table import OPTIONS
@@ -36,12 +37,13 @@ __all__ = [
     "read_effective_batch",
     "read_size",
     "read_whole",
+    "samples_of_each",
     "setup_from_options",
     "split_inputs",
 ]
 
 HARMLESS_ARGUMENTS = frozenset(
-    """adam_beta1 adam_beta2 adam_epsilon
+    """adam_beta1 adam_beta2 adam_epsilon epochs num_epochs
     disable_tqdm do_eval do_train eval_steps hub_model_id learning_rate
     load_best_model_at_end logging_dir logging_steps logging_strategy lr lr_scheduler_type max_steps
     num_train_epochs output_dir overwrite_output_dir push_to_hub report_to run_name save_steps
@@ -66,6 +68,8 @@ def find_option(name: str) -> Option:
     by_keyword = _by_keyword()
     if name in by_keyword:
         return by_keyword[name]
+    if says := what_says(name):
+        raise ConfigError(f"{name!r} is not an option of an estimate. What says it: {says}.")
     matches = closest(name, by_keyword)
     hint = f" Did you mean {' or '.join(matches)}?" if matches else ""
     raise ConfigError(
@@ -223,6 +227,23 @@ def read_effective_batch(value: Any) -> int:
             f"--effective-batch {samples} is out of range: it must be 1 to {MAX_BATCH:,}."
         )
     return samples
+
+
+def samples_of_each(samples: int, setup: Setup) -> int:
+    """What one GPU has of the samples of an optimizer step, which those with own batches share.
+
+    Raises:
+        ConfigError: they do not come to the same number.
+    """
+    ranks = setup.distributed.data_ranks
+    if samples % ranks:
+        above = -(-samples // ranks) * ranks
+        near = [str(number) for number in (above - ranks, above) if number]
+        raise ConfigError(
+            f"--effective-batch {samples} is shared by {ranks} GPUs, which have the same number "
+            f"each: give a multiple, for example {' or '.join(near)}."
+        )
+    return samples // ranks
 
 
 def no_gpu(command: str) -> ConfigError:

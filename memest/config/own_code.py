@@ -9,7 +9,10 @@ from memest.errors import ConfigError
 __all__ = ["NO_OWN_CODE", "check_own_code"]
 
 NO_OWN_CODE = "MEMEST_NO_OWN_CODE"
-"""A variable of the environment; set, nothing that a question names is imported or called."""
+"""A variable of the environment; set, nothing that a question names is imported or called.
+
+Its value is what whoever set it says to that, in a sentence.
+"""
 
 
 def check_own_code(what: str) -> None:
@@ -21,8 +24,5 @@ def check_own_code(what: str) -> None:
     Raises:
         ConfigError: it was switched off.
     """
-    if os.environ.get(NO_OWN_CODE):
-        raise ConfigError(
-            f"{what} names code that would be run to answer, and this server runs none. Ask on "
-            "the command line (memest estimate), or start the server as memest mcp --run-code."
-        )
+    if why := os.environ.get(NO_OWN_CODE):
+        raise ConfigError(f"{what} names code that would be run to answer. {why}")

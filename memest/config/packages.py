@@ -1,4 +1,4 @@
-"""Packages that a trace needs, and what is said where one is not installed. None is imported."""
+"""Packages that something needs, and what is said where one is not installed. None is imported."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def is_there(module: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A package without which something cannot be traced.
+    """A package without which something cannot be done.
 
     Attributes:
         module: what is imported.
@@ -66,7 +66,7 @@ class Need:
         if self.since is not None and version is not None and version < self.since:
             needed, found = (".".join(map(str, numbers)) for numbers in (self.since, version))
             raise MissingDependencyError(
-                f"{self.module} {found} is older than what memest traces: pip install "
+                f"{self.module} {found} is older than what memest works with: pip install "
                 f"'{self.module}>={needed}'."
             )
 

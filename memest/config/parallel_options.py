@@ -158,7 +158,6 @@ class ParallelOptions:
         "A DeepSpeed configuration, a file or the JSON itself: its stage, buckets and offloading; "
         "`auto` as the Trainer fills it in.",
         "--deepspeed --deepspeed-config FILE deepspeed_config_file",
-        short="A DeepSpeed configuration, a file or the JSON.",
     )
     offload_optimizer: bool = option(
         False, "ZeRO keeps optimizer states and master weights in host memory."

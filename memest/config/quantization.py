@@ -336,8 +336,8 @@ def own_quantization(
     if not isinstance(settings, Mapping):
         return request, ()
     method = str(settings.get("quant_method", "bitsandbytes"))
-    is_packed = method in METHODS
-    if request is not None and is_packed and request.format.value != method:
+    is_packed, is_ours = method in METHODS, method.startswith("bitsandbytes")
+    if request is not None and request.format.value != method and not is_ours:
         raise ConfigError(
             f"The checkpoint is quantised by {method} already, and transformers quantises no "
             f"{request.words} of it: drop that option, or name the model it was made of."
@@ -347,15 +347,7 @@ def own_quantization(
             "The checkpoint is quantised by awq, whose layers are not modelled: name the model it "
             "was made of, with --load-in-4bit for a base of 4 bits, or a checkpoint of gptq."
         )
-    if request is not None and not is_packed:
-        # transformers takes the checkpoint's own (quantizers/auto.py, merge_quantization_configs)
-        if settings.get("load_in_4bit") and request.format is Format.BNB_8BIT:
-            raise ConfigError(
-                "The checkpoint is quantised to 4 bits already, and transformers makes no 8 bits "
-                "of it: drop --load-in-8bit, or name the model it was made of."
-            )
-        return request, ()
-    if not is_packed and not method.startswith("bitsandbytes"):
+    if not is_packed and not is_ours:
         return request, (_NOT_MODELLED.format(f"by {method}, which is not modelled"),)
     try:
         quantization = read_quantization(settings, option="quantization_config of the checkpoint")
@@ -365,6 +357,19 @@ def own_quantization(
         return request, (
             _NOT_MODELLED.format(f"by {method} in a way that is not modelled ({error})"),
         )
-    if is_packed and request is not None and quantization is not None:
-        quantization = dataclasses.replace(quantization, prepare=request.prepare)
-    return quantization, ("the checkpoint is quantised already",)
+    if request is None or quantization is None:
+        return quantization or request, ("the checkpoint is quantised already",)
+    if request.format is not quantization.format:
+        has, wanted = (
+            4 if each is Format.BNB_4BIT else 8 for each in (quantization.format, request.format)
+        )
+        raise ConfigError(
+            f"The checkpoint is quantised to {has} bits already, and transformers makes no "
+            f"{wanted} bits of it: drop --load-in-{wanted}bit, or name the model it was made of."
+        )
+    # transformers takes the checkpoint's own (quantizers/auto.py, merge_quantization_configs)
+    quantization = dataclasses.replace(quantization, prepare=request.prepare)
+    note = "the checkpoint is quantised already"
+    if is_ours and quantization != request:
+        note += f": transformers takes its {quantization.words}, whatever is asked for"
+    return quantization, (note,)

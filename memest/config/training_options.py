@@ -269,7 +269,6 @@ class TrainingOptions:
         False,
         "The model is compiled by TorchInductor, as the Trainer has it done: what backward keeps "
         "is the compiler's choice, and fused operators leave no results between them.",
-        short="The model is compiled by TorchInductor.",
     )
     torch_compile_mode: str = option(
         "", "Mode of torch.compile, which it switches on; priced is default.", "MODE"
@@ -387,6 +386,11 @@ class TrainingOptions:
     def steps_in_backward(self) -> bool:
         """Whether the optimizer steps in backward, so that gradients never pile up."""
         return self.optim_in_backward or facts_of(self.optimizer).layerwise
+
+    @property
+    def effective_batch(self) -> int:
+        """Samples of one optimizer step, on all GPUs that have batches of their own."""
+        return self.batch * self.grad_accum * self.distributed.data_ranks
 
     @property
     def clip_norm(self) -> float:

@@ -18,8 +18,9 @@ from memest.config.parallelism import check_heads
 from memest.config.positions import RawConfig, check_lengths
 from memest.config.quantization import own_quantization
 from memest.config.setup import Setup, Task
-from memest.errors import ConfigError
+from memest.errors import ConfigError, MissingDependencyError
 from memest.estimation.pipeline import parts_of
+from memest.estimation.shipped_runs import nearest_run
 
 if TYPE_CHECKING:
     from memest.catalog.resolve import ModelSource
@@ -57,7 +58,10 @@ def refuse_early(source: ModelSource | None, request: Setup, module_inputs: Modu
             if RawConfig(source.config).reads_text(source.auto_class):
                 check_flash_precision(source.config, setup)
             _check_shares(source.config, source.auto_class, setup)
-    TORCH.check()
+    try:
+        TORCH.check()
+    except MissingDependencyError as error:
+        raise MissingDependencyError(f"{error} {nearest_run(source, request)}".rstrip()) from None
     if source is not None and source.config is not None:
         TRANSFORMERS.check()
     for need in needs_of(setup):

@@ -150,6 +150,7 @@ class OptimizerTraces:
         if updates is None:
             updates = self._by_rule(weights, key)
         if updates is None:
+            OPTIMIZER.check()
             say_import(self._say)
             roles = None
             if facts.by_module:
@@ -208,10 +209,8 @@ class OptimizerTraces:
         library = library_needed(setup.optimizer)
         if library is not None:
             library.check()
-        try:
-            from memest.trace.training import trace_updates
-        except ImportError as error:
-            raise OPTIMIZER.missing() from error
+        from memest.trace.training import trace_updates
+
         self._say(f"tracing {setup.optimizer}")
         return trace_updates(weights, setup, gpu, roles)
 

@@ -16,6 +16,7 @@ from memest.config.setup import Setup
 from memest.errors import MemestError, NotKnownError
 from memest.estimation.early import refuse_early, say_import
 from memest.estimation.question import Question
+from memest.estimation.shipped_runs import what_counts
 from memest.events import Trace
 from memest.profiles.axes import Sizes, key_of, sizes_text, traced_setup, windows
 from memest.profiles.document import FORMAT
@@ -93,19 +94,6 @@ def _known_fold(
     return None
 
 
-_OF_ITS_FILE = ("_name_or_path", "transformers_version")
-_OF_TEXTS = ("bos_token_id", "eos_token_id")
-"""Which tokens begin and end a text: instruct and base models differ in it. The code of models that
-only read on from what they have never asks; of some others the forward does (CLIP, BART)."""
-
-
-def _what_counts(source: ModelSource) -> dict[str, Any]:
-    """The configuration without what no trace depends on: models that are alike share theirs."""
-    reads_on = source.auto_class == "AutoModelForCausalLM"
-    left_out = (*_OF_ITS_FILE, *_OF_TEXTS) if reads_on else _OF_ITS_FILE
-    return {name: v for name, v in (source.config or {}).items() if name not in left_out}
-
-
 KNOWN_ALONE = "MEMEST_KNOWN_ALONE"
 """The environment variable that, not empty, refuses whatever needs a trace."""
 
@@ -175,7 +163,7 @@ class Tracer:
         key = {
             "format": FORMAT,
             "model": source.id,
-            "config": _what_counts(source),
+            "config": what_counts(source.config, source.auto_class),
             "auto_class": source.auto_class,
             "setup": key_of(structure),
         }

@@ -67,6 +67,8 @@ def verdict_for(
         device_bytes=peaks.device_bytes,
         basis=target.basis,
         reason=reason,
+        low_bytes=peaks.low_bytes,
+        high_bytes=peaks.high_bytes,
     )
 
 

@@ -21,7 +21,8 @@ __all__ = ["Packs", "write_packs"]
 
 _INDEX = "index.json"
 _SUFFIX = ".xz"
-_KEY = "key"
+_KEY, _MODEL, _STEPS = "key", "model", "steps"
+"""Names of documents, or how they begin: a run's key, its model, families of its steps."""
 _MARK = 8
 """Digits by which the index tells digests apart: a stream that is opened in vain does no harm."""
 _DICTIONARY = 1 << 24
@@ -94,17 +95,34 @@ class Packs:
             sorted(each["model"] for streams in _index(self.folder).values() for each in streams)
         )
 
+    def runs(self, model: str) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+        """The key of each run of a model that was packed, and what its families hold for.
+
+        Args:
+            model: one of :attr:`models`.
+        """
+        for each, stream in self._parts():
+            for lines in _lines_of(stream).values() if each["model"] == model else ():
+                bodies = {name: body for name, _, body in lines}
+                if _MODEL in bodies and _KEY in bodies:
+                    domains = (json.loads(x) for name, x, _ in lines if name.startswith(_STEPS))
+                    yield json.loads(bodies[_KEY]), list(domains)
+
+    def _parts(self) -> Iterator[tuple[dict[str, Any], _Stream]]:
+        """All streams, each with what the index says of it."""
+        for file, streams in _index(self.folder).items():
+            start = 0
+            for each in streams:
+                yield each, _Stream(self.folder / file, start, each["bytes"])
+                start += each["bytes"]
+
     def _by_mark(self) -> Mapping[str, Sequence[_Stream]]:
         if self._streams is None:
             self._streams = {}
-            for file, streams in _index(self.folder).items():
-                start = 0
-                for each in streams:
-                    stream = _Stream(self.folder / file, start, each["bytes"])
-                    start += each["bytes"]
-                    marks = each["digests"]
-                    for place in range(0, len(marks), _MARK):
-                        self._streams.setdefault(marks[place : place + _MARK], []).append(stream)
+            for each, stream in self._parts():
+                marks = each["digests"]
+                for place in range(0, len(marks), _MARK):
+                    self._streams.setdefault(marks[place : place + _MARK], []).append(stream)
         return self._streams
 
 

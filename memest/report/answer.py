@@ -58,7 +58,7 @@ _RENDERERS: dict[str, Mapping[str, str]] = {
         "rows": "memest.report.frames.suggestion_rows",
     },
     "StageTable": {
-        "text": "memest.report.tables.render_stages",
+        "parts": "memest.report.tables.stage_parts",
         "rows": "memest.report.frames.stage_rows",
         "plot": "memest.report.plots.plot_stages",
     },

@@ -113,8 +113,8 @@ class Scenario(Document):
 
     @property
     def effective_batch(self) -> int:
-        """Samples of one optimizer step."""
-        return self.estimate.setup.batch * self.estimate.setup.grad_accum
+        """Samples of one optimizer step, on all GPUs."""
+        return self.estimate.setup.effective_batch
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -184,8 +184,8 @@ class Plan(Document):
 
     @property
     def effective_batch(self) -> int:
-        """Samples of one optimizer step."""
-        return self.batch * self.grad_accum
+        """Samples of one optimizer step, on all GPUs."""
+        return self.batch * self.grad_accum * self.estimate.setup.distributed.data_ranks
 
     @property
     def verdict(self) -> Verdict:

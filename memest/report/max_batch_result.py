@@ -91,6 +91,7 @@ class EffectiveBatch(Document):
     Attributes:
         micro_batch: samples of a micro-step.
         num_micro_steps: of an optimizer step (``--grad-accum``).
+        num_gpus: that have batches of their own.
         device_bytes: peak of the device with it, in bytes.
         verdict: whether it surely fits.
     """
@@ -99,15 +100,16 @@ class EffectiveBatch(Document):
     num_micro_steps: int
     device_bytes: int
     verdict: Verdict
+    num_gpus: int = 1
 
     @property
     def samples(self) -> int:
-        """Of an optimizer step."""
-        return self.micro_batch * self.num_micro_steps
+        """Of an optimizer step, on all GPUs."""
+        return self.micro_batch * self.num_micro_steps * self.num_gpus
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        names = ("micro_batch", "num_micro_steps", "samples", "device_bytes", "verdict")
+        names = ("micro_batch", "num_micro_steps", "num_gpus", "samples", "device_bytes", "verdict")
         return {name: document(getattr(self, name)) for name in names}
 
 

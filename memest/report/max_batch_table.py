@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import Group, JustifyMethod, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from memest.report.max_batch_result import (
@@ -21,9 +20,9 @@ from memest.report.terminal import (
     ASCII,
     VERDICT_STYLES,
     Glyphs,
+    Grid,
     Page,
     bullets,
-    grid,
     room_for_bar,
     section,
 )
@@ -75,9 +74,10 @@ def limit_sentence(answer: Largest, model: str, of: SizeAxis, smallest: int = 1)
 def effective_sentence(effective: EffectiveBatch, samples: int) -> str:
     """How an effective batch is reached, in one sentence."""
     need = f"{format_size(effective.device_bytes)}, {effective.verdict.value}"
+    each = f" on each of {effective.num_gpus} GPUs" if effective.num_gpus > 1 else ""
     if effective.num_micro_steps == 1:
-        return f"{samples:,} samples a step: one batch of {effective.micro_batch:,} ({need})."
-    steps = f"{effective.num_micro_steps:,} micro-steps of {effective.micro_batch:,}"
+        return f"{samples:,} samples a step: one batch of {effective.micro_batch:,}{each} ({need})."
+    steps = f"{effective.num_micro_steps:,} micro-steps of {effective.micro_batch:,}{each}"
     if effective.samples == samples:
         return f"{samples:,} samples a step: {steps} ({need})."
     return f"{samples:,} samples a step, rounded up to {effective.samples:,}: {steps} ({need})."
@@ -161,7 +161,7 @@ def _rows(answer: Largest, smallest: int) -> list[CurvePoint]:
     return [point for point in answer.curve if point.size in shown_sizes]
 
 
-def _curve(result: MaxBatch, answer: Largest, page: Page) -> Table:
+def _curve(result: MaxBatch, answer: Largest, page: Page) -> Grid:
     rows = _rows(answer, result.step)
     head = [result.of.value, "allocated", "reserved", "device", "headroom", "verdict"]
     cells = [
@@ -190,7 +190,7 @@ def _curve(result: MaxBatch, answer: Largest, page: Page) -> Table:
         label = format_size(answer.usable_bytes)
         head.insert(bar_column, f"{label:>{limit + 1}}" if len(label) <= limit + 1 else label)
         sides.insert(bar_column, "left")
-    table = grid(*sides, head=head, folds=True)
+    table = Grid(*sides, head=head, folds=True)
     for line, point in zip(cells, rows, strict=True):
         texts = [Text(cell) for cell in line]
         if point.size in (answer.largest, answer.safe):
@@ -213,7 +213,7 @@ def _bar(size: int, scale_bytes: int, bar_width: int, limit: int, glyphs: Glyphs
     return bar.append(cells[limit + 1 :].rstrip(), style="red")
 
 
-def _gpus(result: MaxBatch, glyphs: Glyphs) -> Table:
+def _gpus(result: MaxBatch, glyphs: Glyphs) -> Grid:
     """One row a GPU."""
     numbers = sorted({multiple.of for answer in result.answers for multiple in answer.multiples})
     head = ["", "usable", "largest", "safe", *(f"multiple of {number}" for number in numbers)]
@@ -222,7 +222,7 @@ def _gpus(result: MaxBatch, glyphs: Glyphs) -> Table:
     if result.effective_batch is not None:
         head.append(f"{result.effective_batch:,} a step")
         sides.append("left")
-    table = grid(*sides, head=head, folds=True)
+    table = Grid(*sides, head=head, folds=True)
     for answer in result.answers:
         by_number = {multiple.of: multiple.largest for multiple in answer.multiples}
         least_words = "at least " if answer.end is CurveEnd.SEARCH else ""

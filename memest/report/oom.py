@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 from rich.console import RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from memest.report.oom_account import Account
 from memest.report.oom_result import MessageMatch, OomExplanation
-from memest.report.terminal import Glyphs, Page, grid
+from memest.report.terminal import Grid, Page, bullets
 from memest.report.words import place_text
 from memest.units import format_delta, format_size
 
@@ -24,21 +23,19 @@ def oom_parts(explanation: OomExplanation, page: Page) -> Iterator[RenderableTyp
     """Each message by itself, the first one beside the prediction."""
     several = len(explanation.accounts) > 1
     for number, account in enumerate(explanation.accounts):
-        yield from _account(account, page.glyphs, first=not number, several=several)
+        yield from _account(account, page, first=not number, several=several)
         if not number and explanation.relation is not None:
-            yield from _relation(explanation.relation, account, page.glyphs)
+            yield from _relation(explanation.relation, account, page)
 
 
-def _points(sentences: tuple[str, ...], glyphs: Glyphs) -> Iterator[RenderableType]:
-    table = grid("left", "left")  # which folds: settings to be pasted must not be cut
-    for sentence in sentences:
-        table.add_row(f"  {glyphs.bullet}", sentence[0].upper() + sentence[1:])
-    if sentences:
-        yield table
+def _points(sentences: tuple[str, ...], page: Page) -> Iterator[RenderableType]:
+    if sentences:  # which fold: settings to be pasted must not be cut
+        points = bullets((each[0].upper() + each[1:] for each in sentences), page)
+        yield Padding(points, (0, 0, 0, 2))
 
 
 def _account(
-    account: Account, glyphs: Glyphs, *, first: bool, several: bool
+    account: Account, page: Page, *, first: bool, several: bool
 ) -> Iterator[RenderableType]:
     message = account.message
     origin = [] if message.rank is None else [f"rank {message.rank}"]
@@ -57,21 +54,23 @@ def _account(
         cards = ", ".join(spec.name for spec in account.cards)
         card = f"a card with {message.total.text}"
         yield Padding(f"{card}: {cards}" if cards else f"{card}, none of the catalogue", (0, 2))
-    table = grid("left", "right", "left")
+    table = Grid("left", "right", "left")
     largest_bytes = max((share.size.bytes for share in account.shares), default=0)
     for share in account.shares:
         table.add_row(
-            f"  {share.name}", share.size.text, glyphs.bar(share.size.bytes, largest_bytes, _BAR)
+            f"  {share.name}",
+            share.size.text,
+            page.glyphs.bar(share.size.bytes, largest_bytes, _BAR),
         )
     yield table
-    yield from _points(account.sentences, glyphs)
+    yield from _points(account.sentences, page)
 
 
-def _relation(match: MessageMatch, account: Account, glyphs: Glyphs) -> Iterator[RenderableType]:
+def _relation(match: MessageMatch, account: Account, page: Page) -> Iterator[RenderableType]:
     message = account.message
     yield ""
     yield Text(f"Beside the prediction of {match.model} on {match.gpu}", style="bold")
-    table = grid("left", "right", "right", head=("", "message", "predicted peak"))
+    table = Grid("left", "right", "right", head=("", "message", "predicted peak"))
     for name, figure, predicted in (
         ("allocated", message.allocated, match.peak.allocated_bytes),
         ("reserved", message.reserved, match.peak.reserved_bytes),
@@ -85,7 +84,7 @@ def _relation(match: MessageMatch, account: Account, glyphs: Glyphs) -> Iterator
     if match.reached_at is not None and message.allocated is not None:
         place = place_text(match.reached_at, 1)
         points = (*points, f"so much ({message.allocated.text}) is first allocated {place}.")
-    yield from _points(points, glyphs)
+    yield from _points(points, page)
     if match.changes and match.limit_bytes is not None:
         yield ""
         yield Text(
@@ -94,12 +93,12 @@ def _relation(match: MessageMatch, account: Account, glyphs: Glyphs) -> Iterator
             style="bold",
         )
         yield _changes(match)
-    yield from _points(match.notes, glyphs)
+    yield from _points(match.notes, page)
 
 
-def _changes(match: MessageMatch) -> Table:
+def _changes(match: MessageMatch) -> Grid:
     head = ("", "", "allocated", "reserved", "change", "")
-    table = grid("left", "left", "right", "right", "right", "left", head=head)
+    table = Grid("left", "left", "right", "right", "right", "left", head=head)
     for change in match.changes:
         table.add_row(
             "  fits" if change.fits else "  no",

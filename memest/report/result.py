@@ -160,7 +160,19 @@ class TimePoint(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFit(Document):
-    """One GPU and what the estimate means for it."""
+    """One GPU and what the estimate means for it.
+
+    Attributes:
+        name: of the GPU.
+        usable_bytes: what PyTorch can have of its memory.
+        verdict: of the run on it.
+        headroom_bytes: what is left at the expected device peak; below 0 what is missing.
+        device_bytes: the expected device peak.
+        basis: where the usable memory is known from.
+        reason: why, where the verdict is neither that it fits nor that it does not.
+        low_bytes: the least that the device peak may be on it.
+        high_bytes: the most.
+    """
 
     name: str
     usable_bytes: int
@@ -169,7 +181,8 @@ class GpuFit(Document):
     device_bytes: int
     basis: str = ""
     reason: str = ""
-    """Why, where the verdict is neither that it fits nor that it does not."""
+    low_bytes: int = 0
+    high_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

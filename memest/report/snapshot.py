@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from memest.replay.inspection import CachePicture, Inspection
-from memest.report.terminal import grid
+from memest.report.terminal import Grid
 from memest.units import format_delta, format_size
 
 __all__ = ["render_inspections", "render_segments"]
@@ -34,9 +33,9 @@ def render_inspections(
     return Group(*parts)
 
 
-def _comparisons(inspections: Sequence[Inspection]) -> Table:
+def _comparisons(inspections: Sequence[Inspection]) -> Grid:
     head = ("device", "allocations", "differ", "allocated", "reserved", "verdict")
-    table = grid("left", "right", "right", "right", "right", "left", head=head)
+    table = Grid("left", "right", "right", "right", "right", "left", head=head)
     for device in (each.comparison for each in inspections):
         verdict = "identical" if device.has_choices else "nothing was compared"
         if not device.is_exact:
@@ -78,10 +77,10 @@ def _device(inspection: Inspection, width: int, *, ascii_only: bool) -> Iterator
         )
 
 
-def _curves(inspection: Inspection, width: int, *, ascii_only: bool) -> Table:
+def _curves(inspection: Inspection, width: int, *, ascii_only: bool) -> Grid:
     peak_bytes = inspection.comparison.peak_reserved_bytes
     cells = max(min(width - 32, _WIDEST), 10)
-    table = grid("left", "left", "right")
+    table = Grid("left", "left", "right")
     for name, values in (
         ("allocated", [point.allocated_bytes for point in inspection.timeline]),
         ("reserved", [point.reserved_bytes for point in inspection.timeline]),
@@ -121,9 +120,9 @@ def render_segments(pictures: Mapping[int, CachePicture]) -> RenderableType:
     )
 
 
-def _pictures(rows: Sequence[tuple[str, CachePicture]], of: str) -> Table:
+def _pictures(rows: Sequence[tuple[str, CachePicture]], of: str) -> Grid:
     sizes = ("allocated", "reserved", "releasable", "in holes", "largest free", "free blocks")
-    table = grid("left", *["right"] * 6, head=(f"  {of}", *sizes))
+    table = Grid("left", *["right"] * 6, head=(f"  {of}", *sizes))
     for name, picture in rows:
         table.add_row(
             f"  {name}",
@@ -137,9 +136,9 @@ def _pictures(rows: Sequence[tuple[str, CachePicture]], of: str) -> Table:
     return table
 
 
-def _options(inspection: Inspection) -> Table:
+def _options(inspection: Inspection) -> Grid:
     head = ("  options", "allocated", "reserved", "change", "")
-    table = grid("left", "right", "right", "right", "left", head=head)
+    table = Grid("left", "right", "right", "right", "left", head=head)
     base = inspection.options[0].peak_reserved_bytes
     for row in inspection.options:
         outcome = {None: "", True: "the request fits", False: "out of memory"}[row.survives]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from memest.events import CATEGORY_ORDER
@@ -15,7 +14,7 @@ from memest.report.findings import Advice, Comparison, Plan, Scenario
 from memest.report.result import Estimate, Verdict
 from memest.report.stages_result import StageRow, StageTable
 from memest.report.suggestions import Suggestion, Suggestions
-from memest.report.terminal import VERDICT_STYLES, Glyphs, Page, bullets, grid
+from memest.report.terminal import VERDICT_STYLES, Glyphs, Grid, Page, bullets
 from memest.report.words import batch_count, moment_text, setup_items
 from memest.units import GIB, MIB, format_delta, format_size
 
@@ -23,8 +22,6 @@ __all__ = ["advice_sentence", "change_sentence", "plan_words"]
 
 LABEL, FIRST, COLUMN = 18, 12, 24
 """Widths of the row labels, of the first scenario and of every further one."""
-_NAME = 18
-_CELL = 7
 _HEADS = {
     "parameters": "param",
     "gradients": "grads",
@@ -36,7 +33,6 @@ _HEADS = {
     "process": "proc",
 }
 _WIDE = 99_999 * MIB
-_TEXT = 80
 
 
 def change_sentence(scenario: Scenario, first: Scenario) -> str:
@@ -90,21 +86,12 @@ def comparison_parts(comparison: Comparison, page: Page) -> Iterator[RenderableT
 
 def _reasons_part(scenario: Scenario, page: Page) -> RenderableType:
     assert scenario.reasons is not None
-    outer = Table.grid()
-    outer.add_column(overflow="fold")
-    outer.add_row(Text(scenario.name, style="bold"))
-    outer.add_row(bullets(scenario.reasons.sentences, page))
-    return outer
+    return Group(Text(scenario.name, style="bold"), bullets(scenario.reasons.sentences, page))
 
 
-def _comparison_table(first: Scenario, others: Sequence[Scenario], glyphs: Glyphs) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    for _ in others:
-        table.add_column(justify="right", overflow="fold", max_width=COLUMN - 2)
-    names = [Text(scenario.name, style="bold") for scenario in others]
-    table.add_row("", Text(first.name[: COLUMN - 2], style="bold"), *names)
+def _comparison_table(first: Scenario, others: Sequence[Scenario], glyphs: Glyphs) -> Grid:
+    names = ["\n".join(textwrap.wrap(scenario.name, COLUMN - 2)) for scenario in (first, *others)]
+    table = Grid("left", "right", *("right" for _ in others), head=("", *names), folds=True)
 
     def sizes(label: str, of: Callable[[Estimate], int], *, style: str = "") -> None:
         first_size = of(first.estimate)
@@ -177,6 +164,8 @@ def plan_words(plan: Plan, *, times: str = "x") -> str:
     words = [f"micro-batch {plan.batch}"]
     if plan.grad_accum > 1:
         words[0] += f" {times} {plan.grad_accum} accumulated"
+    if setup.distributed.data_ranks > 1:
+        words[0] += f" {times} {setup.distributed.data_ranks} GPUs"
     words.append(setup.precision.value)
     if setup.checkpointing != "none":
         words.append(f"checkpointing {setup.checkpointing}")
@@ -201,14 +190,9 @@ def advice_parts(advice: Advice, page: Page) -> Iterator[RenderableType]:
         yield Text(f"{glyphs.bullet} {note}", style="dim")
 
 
-def _plan_table(advice: Advice, glyphs: Glyphs) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(justify="right")
-    for side in ("left", "right", "right", "right"):
-        table.add_column(justify=side, no_wrap=True)
-    table.add_column(overflow="fold")
+def _plan_table(advice: Advice, glyphs: Glyphs) -> Grid:
     head = ("", "verdict", "device", "headroom", "time", "plan")
-    table.add_row(*(Text(title, style="dim") for title in head))
+    table = Grid("right", "left", "right", "right", "right", "left", head=head)
     for number, plan in enumerate(advice.plans, start=1):
         fit = plan.estimate.gpu
         assert fit is not None
@@ -230,80 +214,74 @@ def _plan(label: str, plan: Plan, glyphs: Glyphs) -> RenderableType:
     title = Text(f"{label}  {plan_words(plan, times=glyphs.times)}", style="bold")
     if plan.verdict is not Verdict.FITS:
         title.append(f"  ({plan.verdict.value})", style=VERDICT_STYLES[plan.verdict])
-    steps = Table.grid(padding=(0, 2, 0, 0))
-    steps.add_column(no_wrap=True)
-    steps.add_column(overflow="fold")
+    steps = Grid("left", "left")
     for step in plan.steps:
         steps.add_row(f"{step.option} {step.value}", Text(step.why))
     words = Text(" ".join(plan.arguments), style="cyan")
     return Group(title, Padding(Group(steps, words), (0, 0, 0, 3)))
 
 
-def render_stages(table: StageTable) -> str:
+def stage_parts(table: StageTable, page: Page) -> Iterator[RenderableType]:
     """The table, DeepSpeed's own figures, and what is not in them.
 
     Args:
-        table: to print.
+        table: to show.
+        page: where it is written.
     """
-    return "\n".join(_stage_lines(table)) + "\n"
-
-
-def _stage_lines(table: StageTable) -> Iterator[str]:
     estimated_rows = [row for row in table.rows if row.estimate is not None]
-    largest_bytes = max(
-        row.estimate.peak.device_bytes for row in estimated_rows if row.estimate is not None
-    )
-    unit = MIB if largest_bytes <= _WIDE else GIB
+    sizes = [row.estimate.peak.device_bytes for row in estimated_rows if row.estimate is not None]
+    unit = MIB if max(sizes) <= _WIDE else GIB
     unit_name = "MiB" if unit == MIB else "GiB"
-    yield (
+    yield Text(
         f"{table.model}, {table.num_gpus} GPUs: {unit_name} of each GPU, and of host memory for "
         "each process"
     )
     yield ""
-    heads = [*_HEADS.values(), "GPU", "host"]
-    yield " " * _NAME + "".join(f"{head:>{_CELL}}" for head in heads)
-    for row in table.rows:
-        if row.estimate is None:
-            yield f"{row.name:<{_NAME}}  refused (below)"
-            continue
-        values = [*(row.columns[name] for name in _HEADS), row.estimate.peak.device_bytes]
-        cells = [_cell(value, unit) for value in values] + [_cell(row.host_bytes, unit)]
-        yield f"{row.name:<{_NAME}}" + "".join(f"{cell:>{_CELL}}" for cell in cells)
+    yield _stage_grid(table.rows, unit)
     yield ""
-    yield from _wrap(
+    yield Text(
         "param to other: alive at the allocated peak of each, which is not at the same moment in "
         "all of them; optim: states and master weights; comm: buckets and gathered parameters; "
         "cached: what the allocator holds beyond it; proc: CUDA context, kernels, NCCL."
     )
-    yield from _stage_verdicts(estimated_rows)
+    yield from map(Text, _stage_verdicts(estimated_rows))
     if table.official:
         yield ""
-        yield "DeepSpeed's own estimator (model states alone)"
+        yield Text("DeepSpeed's own estimator (model states alone)")
         for official in table.official:
             gpu, host = official.states.gpu_bytes, official.states.host_bytes
-            yield (
-                f"  {official.name:<{_NAME}}{_cell(gpu, unit):>{_CELL}} GPU"
-                f"{_cell(host, unit):>{_CELL + 2}} host of a node"
-            )
-            if official.difference:
-                yield from _wrap(f"{official.difference}.", "    ")
-    refused_rows = [row for row in table.rows if row.estimate is None]
-    if refused_rows:
-        yield ""
-        names_by_reason: dict[str, list[str]] = {}
-        for row in refused_rows:
+            sentence = f"{_cell(gpu, unit)} on a GPU, {_cell(host, unit)} in the host of a node"
+            differs = f"; {official.difference}" if official.difference else ""
+            yield Padding(Text(f"{official.name}: {sentence}{differs}."), (0, 0, 0, 2))
+    names_by_reason: dict[str, list[str]] = {}
+    for row in table.rows:
+        if row.estimate is None:
             names_by_reason.setdefault(row.refused, []).append(row.name)
-        for reason, names in names_by_reason.items():
-            yield from _wrap(f"{'; '.join(names)}: {reason}")
+    if names_by_reason:
+        yield ""
+    for reason, names in names_by_reason.items():
+        yield Text(f"{'; '.join(names)}: {reason}")
     if table.notes:
         yield ""
-        for note in table.notes:
-            yield from _wrap(f"- {note}")
+        yield bullets(table.notes, page)
+
+
+def _stage_grid(rows: Sequence[StageRow], unit: int) -> Grid:
+    head = ("", *_HEADS.values(), "GPU", "host")
+    grid = Grid("left", *("right" for _ in head[1:]), head=head, pad=1)
+    for row in rows:
+        if row.estimate is None:
+            grid.add_row(row.name, *("-" for _ in head[1:]))
+            continue
+        values = [row.columns[name] for name in _HEADS]
+        values += [row.estimate.peak.device_bytes, row.host_bytes]
+        grid.add_row(row.name, *(_cell(value, unit) for value in values))
+    return grid
 
 
 def _cell(nbytes: int, unit: int) -> str:
     if not nbytes:
-        return "-"
+        return "0"
     return f"{nbytes / MIB:,.0f}" if unit == MIB else f"{nbytes / GIB:,.1f}"
 
 
@@ -316,11 +294,7 @@ def _stage_verdicts(rows: list[StageRow]) -> Iterator[str]:
             gpu = row.estimate.gpu.name
             by_verdict.setdefault(row.estimate.verdict, []).append(row.name)
     for verdict, names in by_verdict.items():
-        yield from _wrap(f"{verdict.value} on {gpu}: {'; '.join(names)}.")
-
-
-def _wrap(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, _TEXT, initial_indent=indent, subsequent_indent=indent)
+        yield f"{verdict.value} on {gpu}: {'; '.join(names)}."
 
 
 _NO_CHANGE = {
@@ -350,8 +324,8 @@ def suggestion_parts(suggestions: Suggestions, page: Page) -> Iterator[Renderabl
         yield _changes_table((suggestions.closest,), page)
 
 
-def _changes_table(changes: Sequence[Suggestion], page: Page) -> Table:
-    table = grid("left", "left")
+def _changes_table(changes: Sequence[Suggestion], page: Page) -> Grid:
+    table = Grid("left", "left")
     for number, change in enumerate(changes, start=1):
         says = Text(change.words, "bold")
         if change.changes_training:

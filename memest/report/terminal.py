@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import (
+    Console,
+    ConsoleOptions,
+    Group,
+    JustifyMethod,
+    RenderableType,
+    RenderResult,
+)
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -21,9 +29,9 @@ __all__ = [
     "UNICODE",
     "VERDICT_STYLES",
     "Glyphs",
+    "Grid",
     "Page",
     "bullets",
-    "grid",
     "print_report",
     "render",
     "room_for_bar",
@@ -33,6 +41,10 @@ __all__ = [
 
 MAX_WIDTH = 104
 _SHORTEST_BAR = 8
+_LEAST_WORDS = 12
+"""Columns in which words can be read."""
+_FEW = 3
+"""Columns below which a table is one on any page."""
 NARROW = 78
 """Below this the columns that explain are left out."""
 VERDICT_STYLES = {
@@ -155,8 +167,11 @@ def text_as_html(answer: Answer) -> str:
     )
 
 
-def grid(*sides: Any, head: Iterable[str] = (), pad: int = 2, folds: bool = False) -> Table:
-    """A table without lines; words fold, what stands right stays on one line.
+class Grid:
+    """A table without lines, for a page of any width.
+
+    Words fold, and what stands right stays on one line. Where a page has no room for the columns
+    each row is a block: its first cell, and below it the others, with the names of their columns.
 
     Args:
         sides: of each column, ``left`` or ``right``.
@@ -164,13 +179,91 @@ def grid(*sides: Any, head: Iterable[str] = (), pad: int = 2, folds: bool = Fals
         pad: blanks between columns.
         folds: whether what stands right may fold too.
     """
-    table = Table.grid(padding=(0, pad, 0, 0))
-    for side in sides:
-        table.add_column(justify=side, overflow="fold", no_wrap=side == "right" and not folds)
-    titles = [Text(title, style="dim") for title in head]
-    if titles:
-        table.add_row(*titles)
-    return table
+
+    def __init__(
+        self, *sides: JustifyMethod, head: Iterable[str] = (), pad: int = 2, folds: bool = False
+    ) -> None:
+        titles = tuple(head)
+        self._sides = sides
+        self._head = (*titles, *[""] * (len(sides) - len(titles))) if titles else ()
+        self._pad, self._folds = pad, folds
+        self._rows: list[tuple[Text, ...]] = []
+
+    def add_row(self, *cells: str | Text) -> None:
+        """Add a row; cells that are left out are empty."""
+        texts = [Text(cell) if isinstance(cell, str) else cell for cell in cells]
+        texts += [Text("")] * (len(self._sides) - len(texts))
+        self._rows.append(tuple(texts))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Lay it out in the columns that there are."""
+        has_room = self._least_width() <= options.max_width
+        yield (
+            self._table()
+            if has_room or len(self._sides) < _FEW
+            else self._blocks(options.max_width)
+        )
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """It takes what it can have."""
+        return Measurement(1, options.max_width)
+
+    def _least_width(self) -> int:
+        lines = [*self._rows, *([tuple(map(Text, self._head))] if self._head else [])]
+        widths = [
+            max(self._least(text, side) for text in column)
+            for side, column in zip(self._sides, zip(*lines, strict=True), strict=True)
+        ]
+        return sum(widths) + self._pad * (len(widths) - 1)
+
+    def _least(self, text: Text, side: JustifyMethod) -> int:
+        """Columns that a cell cannot do without."""
+        if side == "right":
+            parts = text.plain.split() if self._folds else text.plain.splitlines()
+            return max(map(len, parts), default=0)
+        return min(text.cell_len, _LEAST_WORDS)
+
+    def _table(self) -> Table:
+        table = Table.grid(padding=(0, self._pad, 0, 0))
+        for side in self._sides:
+            no_wrap = side == "right" and not self._folds
+            table.add_column(justify=side, overflow="fold", no_wrap=no_wrap)
+        if self._head:
+            table.add_row(*(Text(title, style="dim") for title in self._head))
+        for row in self._rows:
+            table.add_row(*row)
+        return table
+
+    def _blocks(self, width: int) -> Group:
+        titles = self._head or ("",) * len(self._sides)
+        lines: list[RenderableType] = []
+        for row in self._rows:
+            cells = [(t.strip(), x) for t, x in zip(titles, row, strict=True) if x.plain.strip()]
+            if not any(char.isalnum() for _, text in cells for char in text.plain):
+                continue  # a rule above totals
+            (title, first), *others = cells
+            depth = len(first.plain) - len(first.plain.lstrip())
+            # a number says nothing without its name
+            is_number = first.plain.replace(",", "").isdigit()
+            lines.append(Text.assemble((f"{title} " if is_number and title else "", "dim"), first))
+            below = depth + self._pad
+            lines += [Padding(line, (0, 0, 0, below)) for line in _filled(others, width - below)]
+        return Group(*lines)
+
+
+def _filled(cells: Sequence[tuple[str, Text]], width: int) -> Iterator[Text]:
+    """Lines of cells with their titles; a cell is torn where it is longer than a line alone."""
+    line = Text()
+    for number, (title, text) in enumerate(cells):
+        last = number == len(cells) - 1
+        words = Text(" ".join(text.plain.split()), style=text.style)
+        item = Text.assemble((f"{title} " if title else "", "dim"), words, "" if last else ",")
+        if line and len(line) + 1 + len(item) > width:
+            yield line
+            line = Text()
+        line = Text.assemble(line, " " if line else "", item)
+    if line:
+        yield line
 
 
 def room_for_bar(page: Page, lines: Sequence[Sequence[str]], longest: int) -> int:
@@ -191,9 +284,9 @@ def section(title: str, body: RenderableType) -> RenderableType:
     return Padding(Group(Text(title, style="bold"), Padding(body, (0, 0, 0, 2))), (1, 0, 0, 0))
 
 
-def bullets(sentences: Iterable[str], page: Page) -> Table:
+def bullets(sentences: Iterable[str], page: Page) -> Grid:
     """A list."""
-    table = grid("left", "left", pad=1)
+    table = Grid("left", "left", pad=1)
     for sentence in sentences:
         table.add_row(page.glyphs.bullet, Text(sentence))
     return table

@@ -7,20 +7,19 @@ from collections.abc import Callable, Iterable, Iterator
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from memest.report.layers import biggest, phase_rows, tree, visible
 from memest.report.result import Estimate, GpuFit, RankPeak
 from memest.report.suggestions import Suggestions
 from memest.report.tables import suggestion_parts
-from memest.report.terminal import VERDICT_STYLES, Page, bullets, grid, section
+from memest.report.terminal import VERDICT_STYLES, Grid, Page, bullets, section
 from memest.report.words import (
     batch_sentence,
     format_count,
     moment_text,
+    peak_ranges_text,
     process_words,
-    ranges_text,
     setup_items,
     verdict_sentence,
     why_sentence,
@@ -145,18 +144,18 @@ def _peaks(estimate: Estimate, page: Page) -> RenderableType:
         managed = peak.managed_bytes
         total_text = format_size(peak.device_with_managed_bytes)
         rows += (("paged", managed, f"managed memory: {total_text} with all of it", "no counter"),)
-    table = grid("left", "right", "left", *([] if page.narrow else ["left"]))
+    table = Grid("left", "right", "left", *([] if page.narrow else ["left"]))
     for name, size, what, meter in rows:
         cells = [Text(name), Text(format_size(size), style="bold"), Text(what)]
         table.add_row(*cells, *([] if page.narrow else [Text(meter, style="cyan")]))
-    return Group(table, Text(ranges_text(estimate), style="dim"))
+    return Group(table, Text(peak_ranges_text(estimate), style="dim"))
 
 
-def _breakdown(estimate: Estimate, page: Page) -> Table:
+def _breakdown(estimate: Estimate, page: Page) -> Grid:
     total = sum(row.bytes for row in estimate.breakdown)
     largest = max((row.bytes for row in estimate.breakdown), default=0)
     bar_width = max(6, page.width - (43 if page.narrow else 63))
-    table = grid("left", "right", "right", "left", *([] if page.narrow else ["right"]))
+    table = Grid("left", "right", "right", "left", *([] if page.narrow else ["right"]))
 
     def add(cells: list[Text], exact: Text) -> None:
         # the exact bytes are there to be added up; a narrow page has no room for them
@@ -201,7 +200,7 @@ def _biggest(estimate: Estimate, page: Page) -> RenderableType:
         return Text("no module holds activations at the peak", style="dim")
     each = "" if page.narrow else " each"
     head = ("", "count", f"activations{each}", f"parameters{each}")
-    table = grid("left", "right", "right", "right", head=head)
+    table = Grid("left", "right", "right", "right", head=head)
     for block in rows:
         table.add_row(
             Text(block.name),
@@ -215,10 +214,10 @@ def _biggest(estimate: Estimate, page: Page) -> RenderableType:
     return Group(table, Text(rest_text, style="dim"))
 
 
-def _tree(estimate: Estimate, page: Page, depth: int | None) -> Table:
+def _tree(estimate: Estimate, page: Page, depth: int | None) -> Grid:
     root = tree(estimate.layers)
     head = ("module", "count", "activations", "parameters")
-    table = grid("left", "right", "right", "right", "left", head=head)
+    table = Grid("left", "right", "right", "right", "left", head=head)
     bar_width = max(6, page.width - 78)
     largest = max((child.total_bytes for child in root.children), default=0)
     for level, node in visible(root, depth):
@@ -246,7 +245,7 @@ def _tree(estimate: Estimate, page: Page, depth: int | None) -> Table:
 def _timeline(estimate: Estimate, page: Page) -> RenderableType:
     head = ("step", "micro", "phase", "allocated", "reserved")
     sides = ("right", "right", "left", "right", "right", *(["left"] * (2 - page.narrow)))
-    table = grid(*sides, head=head)
+    table = Grid(*sides, head=head)
     largest = max((point.reserved_bytes for point in estimate.timeline), default=0)
     bar_width = max(4, page.width - 67)
     for row in phase_rows(estimate.timeline, estimate.peak_at):
@@ -268,8 +267,8 @@ def _timeline(estimate: Estimate, page: Page) -> RenderableType:
     return Group(table, Padding(moment, (1, 0, 0, 0)))
 
 
-def _gpu(estimate: Estimate, gpu: GpuFit, page: Page) -> Table:
-    table = grid("left", "left")
+def _gpu(estimate: Estimate, gpu: GpuFit, page: Page) -> Grid:
+    table = Grid("left", "left")
     table.add_row("name", Text(gpu.name, style="bold"))
     usable = Text(format_size(gpu.usable_bytes))
     if gpu.basis and not page.narrow:
@@ -284,9 +283,9 @@ def _gpu(estimate: Estimate, gpu: GpuFit, page: Page) -> Table:
     return table
 
 
-def _gpus(fits: Iterable[GpuFit], page: Page) -> Table:
+def _gpus(fits: Iterable[GpuFit], page: Page) -> Grid:
     head = ("", "usable", "verdict", "headroom")
-    table = grid("left", "right", "left", "right", head=head)
+    table = Grid("left", "right", "left", "right", head=head)
     for fit in fits:
         name = fit.name.removeprefix("NVIDIA ") if page.narrow else fit.name
         table.add_row(
@@ -298,9 +297,9 @@ def _gpus(fits: Iterable[GpuFit], page: Page) -> Table:
     return table
 
 
-def _ranks(ranks: Iterable[RankPeak], page: Page) -> Table:
+def _ranks(ranks: Iterable[RankPeak], page: Page) -> Grid:
     head = ("rank", "has", "allocated", "reserved", "device")
-    table = grid("right", "left", "right", "right", "right", head=head)
+    table = Grid("right", "left", "right", "right", "right", head=head)
     for rank in ranks:
         parts = rank.parts.replace("layers ", "") if page.narrow else rank.parts
         sizes = (rank.allocated_bytes, rank.reserved_bytes, rank.device_bytes)

@@ -10,7 +10,7 @@ from memest.config.parallelism import Distributed, Strategy
 from memest.config.setup import MAX_BATCH, Dtype, Loop, Precision, Setup
 from memest.events import Phase
 from memest.report.layers import STEP_PHASES
-from memest.report.result import Estimate, GpuFit, Origin, PeakMoment, Verdict
+from memest.report.result import Estimate, GpuFit, Interval, Origin, PeakMoment, Verdict
 from memest.units import format_size
 
 __all__ = [
@@ -22,9 +22,10 @@ __all__ = [
     "gpu_sentence",
     "interval_text",
     "moment_text",
+    "peak_ranges_text",
     "place_text",
     "process_words",
-    "ranges_text",
+    "range_text",
     "render_origins",
     "setup_items",
     "verdict_sentence",
@@ -70,8 +71,13 @@ def format_count(count: int) -> str:
 
 
 def _range(estimate: Estimate) -> str:
-    low, high = estimate.interval.low_bytes, estimate.interval.high_bytes
-    return f"{format_size(low)} to {format_size(high)}"
+    return range_text(estimate.interval)
+
+
+def range_text(between: Interval | GpuFit) -> str:
+    """A range of the device peak; empty where it is not known."""
+    low, high = between.low_bytes, between.high_bytes
+    return f"{format_size(low)} to {format_size(high)}" if high else ""
 
 
 def interval_text(estimate: Estimate) -> str:
@@ -80,7 +86,7 @@ def interval_text(estimate: Estimate) -> str:
     return _range(estimate) if level is None else f"{_range(estimate)} ({level:.0%} interval)"
 
 
-def ranges_text(estimate: Estimate) -> str:
+def peak_ranges_text(estimate: Estimate) -> str:
     """The ranges of the allocator's peaks, with the share of runs that lie in each.
 
     That of the device peak stands in the first sentence; here where it claims a share too.
@@ -321,6 +327,8 @@ def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
         items.append(f"target {setup.target_len} tokens")
     if setup.grad_accum > 1:
         items.append(f"{setup.grad_accum} micro-batches a step")
+    if setup.distributed.data_ranks > 1:
+        items.append(f"{setup.effective_batch:,} samples a step on all GPUs")
     half = "mixed precision" if setup.computes_in_half else "autocast"
     items.append(
         "no autocast" if setup.precision is Precision.FP32 else f"{setup.precision.value} {half}"

@@ -20,6 +20,7 @@ from memest.config.options import (
     find_option,
     no_gpu,
     read_effective_batch,
+    samples_of_each,
 )
 from memest.config.setup import Precision, Setup
 from memest.errors import ConfigError, MemestError
@@ -72,8 +73,8 @@ def advise(
         model: as for :func:`memest.estimate`.
         setup: the training configuration; ``options`` are another way to give it. Micro-batch and
             accumulation are what is looked for.
-        effective_batch: samples of one optimizer step; where micro-batches do not divide it, the
-            nearest above is taken and said.
+        effective_batch: samples of one optimizer step, on all GPUs; where micro-batches do not
+            divide it, the nearest above is taken and said.
         gpu: name of the GPU, or ``local``.
         gpu_memory: memory PyTorch can have, for a GPU that the catalogue does not know.
         device_context: as for :func:`memest.estimate`.
@@ -130,7 +131,8 @@ def advise(
     # plans are looked for among what is priced; what is not weighs on all of them alike
     named = profile.setup
     profile.setup = replace(named, unpriced=(), overpriced=())
-    finder = Finder(Probe(profile, place, vary=("batch",)), samples)
+    of_each = samples_of_each(samples, profile.setup)
+    finder = Finder(Probe(profile, place, vary=("batch",)), of_each)
     freedom = Freedom.ANY if any_precision else Freedom.KEPT
     if not any_precision and setup is None and not names_precision(profile.setup, options):
         freedom = Freedom.OPEN
@@ -268,7 +270,7 @@ class _Search:
         assert best_plan is not None
         estimate = best_plan.estimate
         assert estimate.gpu is not None
-        samples = self._finder.samples
+        samples = self._finder.samples * estimate.setup.distributed.data_ranks
         if any(plan.effective_batch != samples for plan in plans):
             self._notes[
                 f"where {samples} samples cannot be cut into micro-batches of one size without "

@@ -177,7 +177,7 @@ class Finder:
 
     Args:
         probe: answers single points.
-        samples: samples of one optimizer step.
+        samples: of one optimizer step, of one GPU.
     """
 
     def __init__(self, probe: Probe, samples: int) -> None:

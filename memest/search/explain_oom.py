@@ -9,7 +9,7 @@ memory at that moment.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -179,7 +179,7 @@ class _MessageMatcher:
                 sorted(gains, key=lambda change: (not change.fits, bool(change.changes_training)))
             )
             if not any(change.fits for change in changes):
-                samples = run.setup.batch * run.setup.grad_accum
+                samples = run.setup.effective_batch
                 self._notes[
                     "no single change is enough: memest advise with --gpu-memory "
                     f"{limit // MIB}MiB --effective-batch {samples} looks for several together."
@@ -327,15 +327,10 @@ class _MessageMatcher:
         batch = self._largest_batch(setup, limit)
         if batch:
             accum = setup.grad_accum * -(-setup.batch // batch)
-            yield (
-                {"batch": batch, "grad_accum": accum},
-                (
-                    ""
-                    if accum * batch == setup.batch * setup.grad_accum
-                    else f"{accum * batch} samples a step in place of "
-                    f"{setup.batch * setup.grad_accum}"
-                ),
-            )
+            samples = replace(setup, batch=batch, grad_accum=accum).effective_batch
+            in_place = f"{samples} samples a step in place of {setup.effective_batch}"
+            options = {"batch": batch, "grad_accum": accum}
+            yield options, "" if samples == setup.effective_batch else in_place
         if setup.checkpointing == "none":
             yield {"checkpointing": "full"}, ""
         if setup.precision is Precision.FP32:

@@ -19,6 +19,7 @@ from memest.config.options import (
     merge_options,
     no_gpu,
     read_effective_batch,
+    samples_of_each,
     split_inputs,
 )
 from memest.config.setup import MAX_BATCH, MAX_GRAD_ACCUM, MAX_IMAGE_SIZE, Setup, choose
@@ -82,7 +83,7 @@ def max_batch(
         device_context: as for :func:`memest.estimate`.
         calibration: as for :func:`memest.estimate`.
         of: ``batch``, ``seq-len`` or ``image-size``.
-        effective_batch: samples of an optimizer step that shall be reached by accumulation.
+        effective_batch: samples of an optimizer step, on all GPUs, that accumulation shall reach.
         trust_remote_code: run code that the model's repository brings.
         progress: called with one line for each longer thing done.
         **options: fields of :class:`Setup` and the spellings of HF ``TrainingArguments``, and
@@ -154,6 +155,7 @@ def _samples(effective_batch: int | str, of: SizeAxis, setup: Setup) -> int:
             f"--effective-batch finds the number of micro-steps, and --grad-accum "
             f"{setup.grad_accum} gives it: drop one of the two."
         )
+    samples_of_each(samples, setup)
     return samples
 
 
@@ -304,7 +306,11 @@ class _SizeSearch:
             if largest >= number
         )
         effective = (
-            () if samples is None else tuple(self._effective(target, samples, largest, safe))
+            ()
+            if samples is None
+            else tuple(
+                self._effective(target, samples_of_each(samples, self.request), largest, safe)
+            )
         )
         answer = Largest(
             gpu=target.name,
@@ -347,7 +353,7 @@ class _SizeSearch:
     def _effective(
         self, target: TargetGpu, samples: int, largest: int, safe: int
     ) -> Iterable[EffectiveBatch]:
-        """Ways to reach an effective batch: in equal micro-batches, and rounded up."""
+        """Ways for one GPU to its samples: in equal micro-batches, and rounded up."""
         if (safe or largest) >= samples:
             # nothing to accumulate
             yield self._effective_batch(target, samples, 1)
@@ -393,6 +399,7 @@ class _SizeSearch:
         return EffectiveBatch(
             micro_batch=micro_batch,
             num_micro_steps=num_micro_steps,
+            num_gpus=request.distributed.data_ranks,
             device_bytes=point.device_bytes,
             verdict=point.verdict,
         )

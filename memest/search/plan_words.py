@@ -110,8 +110,9 @@ def _accumulation(candidate: Candidate, finder: Finder) -> PlanStep:
     steps, samples = candidate.grad_accum, finder.samples
     if steps == 1:
         return PlanStep(option="accumulation", value="1", why="not needed")
-    product = candidate.batch * steps
+    product, ranks = candidate.batch * steps, candidate.estimate.setup.distributed.data_ranks
     text = f"{steps} x {candidate.batch} = {product} samples"
+    text += f" on each of {ranks} GPUs" if ranks > 1 else ""
     if product != samples:
         text += f", {product - samples} above the {samples} asked for"
     work = finder.probe.work(**candidate.changes()).total

@@ -9,7 +9,7 @@ from memest.catalog.gpu_counts import split_gpu_count
 from memest.config.options import argument
 from memest.config.parallelism import Distributed
 from memest.config.setup import Setup
-from memest.errors import ConfigError
+from memest.errors import ConfigError, MemestError, MissingDependencyError
 from memest.estimation.gpu_target import Place
 from memest.estimation.notes import notes_of_each
 from memest.estimation.run import Run
@@ -106,7 +106,7 @@ def stages(
     probe = Probe(base, place)
     rows: list[StageRow] = []
     run: Run | None = None
-    refusal: ConfigError | None = None
+    refusal: MemestError | None = None
     for name, changes in _variants(distributed, node_size):
         extra_options = {} if changes == _ALONE else dict(multi_gpu_options)
         if "fsdp" in changes:
@@ -117,8 +117,8 @@ def stages(
         try:
             estimate = probe.estimate(**changes)
             stage_run = base.run(base.setup_for(**changes), gpu=gpu)
-        except ConfigError as error:
-            refusal = error
+        except (ConfigError, MissingDependencyError) as error:
+            refusal = refusal or error
             rows.append(
                 StageRow(
                     name=name, options=tuple(changes.items()), estimate=None, refused=str(error)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from memest.catalog.gpu_counts import split_gpu_count
 from memest.config.options import argument, no_gpu
 from memest.config.parallelism import Strategy
+from memest.config.quantization import Format
 from memest.config.setup import Precision, Setup
 from memest.config.spelling import command_words
 from memest.errors import MemestError, NotKnownError
@@ -229,6 +230,7 @@ class _Search:
         for change in _adapters(setup):
             first = lean.then(change) if "qlora" in change.options else change
             yield iter((first, leanest.then(change)))
+        yield (lean.then(change) for change in _cut_from_host(setup))
         yield (lean.then(change) for change in _more_gpus(setup))
 
     def _can_fit(self, *, with_states: bool) -> bool:
@@ -290,8 +292,9 @@ class _Search:
         )
 
     def _relative_time(self, options: dict[str, Any], spot: Spot) -> float | None:
-        if spot.setup.distributed.num_gpus != self.base.setup.distributed.num_gpus:
-            return None
+        changed, given = spot.setup.distributed, self.base.setup.distributed
+        if changed.num_gpus != given.num_gpus or changed.fsdp_offload != given.fsdp_offload:
+            return None  # nor is copying from host memory timed
         if not self.probe.is_timed():
             return None
         return self.probe.seconds_per_sample(**options) / self.probe.seconds_per_sample()
@@ -361,6 +364,29 @@ def _adapters(setup: Setup) -> Iterator[_Change]:
     rank, alone = {"lora_r": _RANK}, "adapters train alone"
     yield _Change("adapter", f"LoRA of rank {_RANK}", rank, 3, alone)
     yield _Change("adapter", "QLoRA", {"qlora": True, **rank}, 4, f"{alone}, beside {base}")
+
+
+def _cut_from_host(setup: Setup) -> Iterator[_Change]:
+    """Shards of 4-bit weights that are cut in host memory: else each GPU has them whole at first.
+
+    FSDP1 flattens the weights of a unit into one of one dtype, hence their storage and the rest.
+    """
+    base, distributed = setup.quantization, setup.distributed
+    half = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}.get(setup.precision)
+    is_4bit = base is not None and base.format is Format.BNB_4BIT
+    if not is_4bit or half is None or distributed.strategy is not Strategy.FSDP:
+        return
+    options = {
+        "fsdp_version": 1,
+        "fsdp_cpu_ram_efficient_loading": True,
+        "bnb_4bit_quant_storage": half,
+        "dtype": half,
+        "prepare_kbit": False,
+    }
+    training = f"what is not quantised is {half}"
+    yield _Change("loading", "FSDP1, cut in host memory", options, 3, training)
+    words = "FSDP1, cut and kept in host memory"
+    yield _Change("loading", words, {**options, "fsdp_offload": True}, 3, training)
 
 
 def _more_gpus(setup: Setup) -> Iterator[_Change]:

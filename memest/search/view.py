@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import JustifyMethod, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from memest.config.options import find_option
@@ -29,11 +28,11 @@ from memest.report.terminal import (
     VERDICT_STYLES,
     Page,
     bullets,
-    grid,
     render,
     room_for_bar,
     section,
 )
+from memest.report.terminal import Grid as TextGrid
 from memest.search.grid import Grid, json_value
 from memest.search.points import METRICS, Sweep, SweepPoint
 from memest.units import format_delta, format_size
@@ -175,7 +174,7 @@ def sweep_parts(sweep: Sweep, page: Page, *, metric: str = "device") -> Iterator
         yield section("Without an answer", bullets(notes, page))
 
 
-def _table(sweep: Sweep, page: Page, metric: str) -> Table:
+def _table(sweep: Sweep, page: Page, metric: str) -> TextGrid:
     axes = [axis for axis in sweep.axes if len(axis.values) > 1]
     names = {axis.name for axis in axes}
     several = len(sweep.models) > 1 or not axes
@@ -206,7 +205,7 @@ def _table(sweep: Sweep, page: Page, metric: str) -> Table:
     if bar_width:
         head.insert(bar_at, "")
         sides.insert(bar_at, "left")
-    table = grid(*sides, head=head, folds=True)
+    table = TextGrid(*sides, head=head, folds=True)
     for line, point in zip(cells, sweep.points, strict=True):
         texts = [Text(cell) for cell in line]
         if with_gpu and point.verdict is not None:

@@ -62,7 +62,7 @@ def none(samples):
     return advice(closest=plan(samples["does_not_fit"], batch=1, grad_accum=32))
 
 
-@pytest.mark.parametrize("width", [60, 100])
+@pytest.mark.parametrize("width", [40, 80, 120])
 @pytest.mark.parametrize("name", ["several", "none"])
 def test_golden(request, golden, name, width):
     answer = request.getfixturevalue(name)

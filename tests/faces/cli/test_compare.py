@@ -66,7 +66,7 @@ def comparison(samples):
     )
 
 
-@pytest.mark.parametrize("width", [60, 80, 104])
+@pytest.mark.parametrize("width", [40, 80, 120])
 def test_golden(comparison, golden, width):
     golden(f"compare_{width}.txt", render(comparison, width=width))
 

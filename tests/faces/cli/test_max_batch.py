@@ -67,7 +67,7 @@ SEVERAL = result(
 )
 
 
-@pytest.mark.parametrize("width", [60, 100])
+@pytest.mark.parametrize("width", [40, 80, 120])
 @pytest.mark.parametrize("name", ["one", "several"])
 def test_golden(golden, name, width):
     text = render({"one": ONE, "several": SEVERAL}[name], width=width)

@@ -35,11 +35,11 @@ def answer(monkeypatch, samples):
 
 
 def test_default_report(answer, capsys, golden, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "80")
     answer("fits")
     assert run(["estimate", "bert-large-uncased", "--gpu", "rtx-4090"]) == 0
     out, err = capsys.readouterr()
-    golden("report_fits_100.txt", out)
+    golden("report_fits_80.txt", out)
     assert err == ""
 
 

@@ -27,14 +27,14 @@ from memest.units import MIB
 SIZE = re.compile(r"([\d,]+) B\b")
 
 
-@pytest.mark.parametrize("width", [60, 100])
+@pytest.mark.parametrize("width", [40, 80, 120])
 def test_golden_report(sample, golden, width):
     name, estimate = sample
     golden(f"report_{name}_{width}.txt", render(estimate, width=width))
 
 
 @pytest.mark.parametrize("by", list(TableChoice))
-@pytest.mark.parametrize("width", [60, 100])
+@pytest.mark.parametrize("width", [40, 80, 120])
 def test_golden_tables(samples, golden, by, width):
     name = "accum" if by is TableChoice.TIME else "fits"
     golden(f"by_{by}_{width}.txt", render(samples[name], by=by, width=width))

@@ -82,7 +82,7 @@ def answers(request):
     return SAMPLES[request.param]
 
 
-@pytest.mark.parametrize("width", [60, 100])
+@pytest.mark.parametrize("width", [40, 80, 120])
 @pytest.mark.parametrize("name", ["gpu", "no_gpu"])
 def test_golden_table(name, width, golden):
     text = render(SAMPLES[name], width=width)

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from memest.cli import mcp as server
 from memest.cli.main import run
 from memest.cli.mcp import TOOLS, answer
+from memest.config import packages
 from memest.config.own_code import NO_OWN_CODE
 from memest.errors import ConfigError, MemestError
 
@@ -156,7 +156,7 @@ def test_code_that_a_question_names_is_not_run(arguments, tmp_path, monkeypatch)
     pytest.importorskip("transformers")
     (tmp_path / "marker.py").write_text("open('was_run', 'w').close()\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(NO_OWN_CODE, "1")
+    monkeypatch.setenv(NO_OWN_CODE, "This server: memest mcp --run-code.")
 
     with pytest.raises(ConfigError, match=r"marker:\w+ names code.*memest mcp --run-code"):
         answer("estimate", arguments)
@@ -169,7 +169,7 @@ def test_code_of_a_repository_is_not_run(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps(told))
     (tmp_path / "code.py").write_text("open('was_run', 'w').close()\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(NO_OWN_CODE, "1")
+    monkeypatch.setenv(NO_OWN_CODE, "This server: memest mcp --run-code.")
 
     with pytest.raises(ConfigError, match=r"trust-remote-code.*names code"):
         answer("fits", {"model": ".", "gpu": "t4", "options": {"trust_remote_code": True}})
@@ -191,18 +191,38 @@ def test_every_input_is_a_parameter_of_the_command_and_described(tool):
 
 
 def test_without_the_package_a_sentence_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setattr(server, "find_spec", lambda name: None)
+    monkeypatch.setattr(packages, "is_there", lambda name: False)
     assert run(["mcp"]) == 6
     assert "pip install 'memest-gpu[mcp]'" in capsys.readouterr().err
 
 
 def test_an_older_package_is_refused(monkeypatch, capsys):
-    monkeypatch.setattr(server, "find_spec", lambda name: object())
-    monkeypatch.setattr(server, "installed_version", lambda name: (1, 9))
+    monkeypatch.setattr(packages, "is_there", lambda name: True)
+    monkeypatch.setattr(packages, "installed_version", lambda name: (1, 9))
     assert run(["mcp"]) == 6
-    assert "1.9 is installed" in capsys.readouterr().err
+    assert "mcp 1.9 is older" in capsys.readouterr().err
 
 
 def test_nothing_else_loads_the_package():
     code = "import memest.cli.commands, sys; sys.exit('mcp' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_fits_says_of_each_limit_what_a_caller_needs():
+    options = {"model": "gpt2", "batch": 4, "gpu": ["t4", "gtx-1050"], "fail_over": "9GiB"}
+    (document,) = answer("fits", options).documents
+
+    card, small, budget = document["limits"]
+    assert [each["of"] for each in document["limits"]] == [
+        "Tesla T4", "NVIDIA GeForce GTX 1050", "--fail-over",
+    ]  # fmt: skip
+    for limit in document["limits"]:
+        low, high = limit["required_low_bytes"], limit["required_high_bytes"]
+        assert low < limit["required_bytes"] < high
+        assert limit["margin_bytes"] == limit["free_bytes"] - limit["required_bytes"]
+        assert limit["safe_margin_bytes"] == limit["free_bytes"] - high
+    assert card["sentence"].startswith("Fits: gpt2 needs")
+    assert card["verdict"] == document["verdict"] == budget["verdict"] == "fits"
+    assert small["verdict"] == "does not fit"
+    assert small["margin_bytes"] < 0
+    assert document["exit_code"] == 4

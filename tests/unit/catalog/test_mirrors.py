@@ -144,3 +144,28 @@ def test_a_copy_in_4_bits_is_not_made_one_of_8():
     config = resolve_model("unsloth/Meta-Llama-3.1-8B-bnb-4bit").config
     with pytest.raises(ConfigError, match="quantised to 4 bits already"):
         own_quantization(config, setup_from_options(load_in_8bit=True, lora_r=16).quantization)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"), [({"load_in_4bit": True}, ": transformers takes its"), ({"qlora": True}, "")]
+)
+def test_a_copy_in_4_bits_keeps_its_own_settings_whatever_is_asked_for(asked, says):
+    """As ``merge_quantization_configs`` of transformers does, which warns."""
+    config = resolve_model("unsloth/Meta-Llama-3.1-8B-bnb-4bit").config
+    setup = setup_from_options(lora_r=16, prepare_kbit=False, **asked)
+
+    quantization, (note,) = own_quantization(config, setup.quantization)
+
+    assert (quantization.quant_type, quantization.compute_dtype) == ("nf4", "bfloat16")
+    assert quantization.double_quant
+    assert quantization.prepare is False
+    assert note.partition(" its")[0] == f"the checkpoint is quantised already{says}".removesuffix(
+        " its"
+    )
+
+
+@pytest.mark.parametrize("method", ["mxfp4", "fp8"])
+def test_a_checkpoint_of_another_method_takes_no_bitsandbytes(method):
+    config = {"quantization_config": {"quant_method": method}}
+    with pytest.raises(ConfigError, match=f"quantised by {method} already"):
+        own_quantization(config, setup_from_options(qlora=True).quantization)

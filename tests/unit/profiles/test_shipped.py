@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from itertools import product
@@ -225,6 +226,43 @@ def test_what_the_trainer_does_anyway_may_be_named():
     )
     assert [answer["exit"] for answer in answers] == [0, 0], answers[1]["said"]
     assert answers[0]["bytes"] == answers[1]["bytes"]
+
+
+CHANGED = re.compile(r"Without torch, (\S+) is answered (?:with ([^,]+))?(.*)\.$")
+ALONE = {
+    "Qwen/Qwen2.5-7B --qlora --gpu rtx-4090": "--checkpointing full --bf16",
+    "Qwen/Qwen2.5-7B --lora-r 16 --lora-dropout 0.05 --bf16": "without --lora-dropout",
+    "Qwen/Qwen3-8B --bf16 --attn-implementation flash_attention_2": "without --attn-impl",
+    "unsloth/Llama-3.2-3B-Instruct-bnb-4bit --lora-r 8 --fp16 --gpu t4":
+        "meta-llama/Llama-3.2-3B-Instruct is answered with --qlora --checkpointing full.",
+    "Qwen/Qwen3-8B --bf16 --tp 4 --num-gpus 4": "`memest models Qwen/Qwen3-8B` lists them",
+}  # fmt: skip
+"""What is not answered, and what is said of how it would be."""
+
+
+def test_what_is_not_answered_says_what_would_be():
+    answers = ask_without_tracers([{"words": ["estimate", *words.split()]} for words in ALONE])
+    again = []
+    for (words, said), answer in zip(ALONE.items(), answers, strict=True):
+        assert answer["exit"] == 6
+        assert said in answer["said"]
+        found = CHANGED.search(answer["said"].strip())
+        if found and not said.endswith("lists them"):
+            left_out = [each.strip().removeprefix("without ") for each in found[3].split(",")]
+            kept = words.split()[1:]
+            for flag in filter(None, left_out):
+                place = kept.index(flag)
+                del kept[place : place + 2]
+            again.append({"words": ["estimate", found[1], *kept, *(found[2] or "").split()]})
+    assert [answer["exit"] for answer in ask_without_tracers(again)] == [0] * 4
+
+
+def test_adapters_of_no_rank_have_that_of_peft():
+    run = ["estimate", "Qwen/Qwen2.5-7B", *"--bf16 --checkpointing full".split()]
+    named, unnamed = ask_without_tracers(
+        [{"words": [*run, "--qlora", *rank]} for rank in (["--lora-r", "8"], [])]
+    )
+    assert named == unnamed
 
 
 @pytest.mark.parametrize(

@@ -299,3 +299,25 @@ def test_a_curve_costs_no_traces_where_every_size_takes_one(tmp_path, monkeypatc
     assert by_size[answer.safe].verdict.value == "fits"
     assert by_size[answer.largest + 1].verdict.value != "fits"
     assert {answer.safe, answer.largest, answer.largest + 1} <= traced
+
+
+def test_an_effective_batch_is_of_all_gpus():
+    options = {"gpu": "t4", "seq_len": 128, "fp16": True, "effective_batch": 4096}
+    alone = memest.max_batch(TINY, **{**options, "effective_batch": 1024})
+    shared = memest.max_batch(TINY, num_gpus=4, **options)
+
+    (way, *_), (alone_way, *_) = shared.answers[0].effective, alone.answers[0].effective
+    assert way.samples == shared.effective_batch == 4096
+    assert way.num_gpus == 4
+    assert way.micro_batch * way.num_micro_steps == alone_way.samples == 1024
+    assert "on each of 4 GPUs" in str(shared)
+    with pytest.raises(ConfigError, match=r"shared by 4 GPUs.*for example 4096 or 4100"):
+        memest.max_batch(TINY, num_gpus=4, **{**options, "effective_batch": 4097})
+
+
+def test_a_plan_is_of_all_gpus():
+    advice = memest.advise(TINY, gpu="t4", seq_len=128, fp16=True, num_gpus=2, effective_batch=4096)
+    assert advice.effective_batch == 4096
+    for plan in advice.plans:
+        assert plan.batch * plan.grad_accum * 2 == plan.effective_batch == 4096
+    assert "2 GPUs" in str(advice)

@@ -116,3 +116,19 @@ def test_the_closest_takes_less_than_the_run() -> None:
         if found.closest is not None:
             assert found.verdict is Verdict.DOES_NOT_FIT
             assert found.closest.gain_bytes > 0
+
+
+def test_shards_of_4_bits_are_cut_in_host_memory() -> None:
+    """Else each GPU has the whole base while it is loaded, and more GPUs do not help."""
+    options: dict[str, Any] = {
+        "qlora": True, "bf16": True, "checkpointing": "full", "batch": 1, "seq_len": 128,
+        "fsdp": "full_shard", "num_gpus": 2, "gpu_memory": "10GiB",
+    }  # fmt: skip
+    found = memest.suggest("Qwen/Qwen2.5-7B?num_hidden_layers=8", **options)
+    (change,) = found.changes
+    assert found.verdict is Verdict.TIGHT
+    assert change.options == (
+        ("fsdp_version", 1), ("fsdp_cpu_ram_efficient_loading", True),
+        ("bnb_4bit_quant_storage", "bfloat16"), ("dtype", "bfloat16"), ("prepare_kbit", False),
+    )  # fmt: skip
+    assert change.arguments.startswith("--fsdp-version 1 --fsdp-cpu-ram-efficient-loading")

@@ -1,0 +1,49 @@
+"""Names that people give options, which have others or none: what says the same."""
+
+from __future__ import annotations
+
+__all__ = ["what_says"]
+
+_PREFERENCES = (
+    "{} is read from a configuration, a script or a launch command of TRL, axolotl, LLaMA-Factory, "
+    "ms-swift or torchtune; what it holds beside the model is named there and not priced"
+)
+_SAYS: dict[str, str] = {
+    **dict.fromkeys("lora use_lora use_peft".split(), "--peft lora, or --lora-r 16"),
+    **dict.fromkeys(
+        "flash_attn flash_attention flash_attention_2 use_flash_attention_2 fa2".split(),
+        "--attn-implementation flash_attention_2",
+    ),
+    **{name: f"--attn-implementation {name}" for name in ("sdpa", "eager")},
+    "ddp": "--num-gpus N, which is DDP unless --fsdp or --zero is named",
+    **{f"zero{stage}": f"--zero {stage}" for stage in (1, 2, 3)},
+    "deepspeed_stage": "--zero 3",
+    **dict.fromkeys("fsdp2 fsdp1 fsdp_2".split(), "--fsdp full_shard, with --fsdp-version 1 or 2"),
+    **dict.fromkeys(
+        "tokens context_length context_len context ctx ctx_len max_tokens block_size".split(),
+        "--seq-len N",
+    ),
+    **dict.fromkeys("vram memory gpu_mem gpu_ram".split(), "--gpu-memory 24GiB"),
+    **dict.fromkeys("gpus n_gpus ngpus".split(), "--num-gpus N"),
+    **dict.fromkeys("bs micro_batch train_batch".split(), "--batch N"),
+    **dict.fromkeys("optimizer_name adamw_8bit adamw8bit 8bit_adam".split(), "--optim adamw_8bit"),
+    **dict.fromkeys(["8bit", "int8"], "--load-in-8bit"),
+    **dict.fromkeys(["4bit", "nf4"], "--qlora, or --load-in-4bit"),
+    "full": "nothing: all weights are trained unless adapters are named",
+    "sft": "nothing: a supervised step is what is priced",
+    "unsloth": "a script of Unsloth's as the question: memest fits train.py",
+    **{
+        name: _PREFERENCES.format(name.upper())
+        for name in "dpo kto orpo grpo ppo rlhf rloo".split()
+    },
+}
+"""By the name that is no option."""
+
+
+def what_says(name: str) -> str:
+    """What to type for what somebody named; empty where that is not known.
+
+    Args:
+        name: as it was given, with dashes or without.
+    """
+    return _SAYS.get(name.lower().lstrip("-").replace("-", "_"), "")

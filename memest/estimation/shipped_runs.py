@@ -1,0 +1,250 @@
+"""The runs of a model that come with the package, and what a question would have to be to be one.
+
+Without torch these alone are answered: whoever asks another is told what to change.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from memest.catalog.mirrors import original_of_copy
+from memest.catalog.models import lookup
+from memest.catalog.resolve import ModelSource, resolve_model
+from memest.config.option_table import OPTIONS
+from memest.config.quantization import own_quantization
+from memest.config.setup import Precision, Setup
+from memest.errors import MemestError
+from memest.profiles.axes import key_of, structure_of
+from memest.profiles.known_profiles import shipped_folder
+from memest.profiles.packs import Packs
+
+__all__ = ["is_shipped", "nearest_run", "shipped_words", "what_counts"]
+
+_OF_ITS_FILE = ("_name_or_path", "transformers_version")
+_OF_TEXTS = ("bos_token_id", "eos_token_id")
+"""Which tokens begin and end a text: instruct and base models differ in it. The code of models that
+only read on from what they have never asks; of some others the forward does (CLIP, BART)."""
+_FAR = {"adapter": 8, "quantization": 4, "precision": 2}
+"""By how much a part of a setup counts where it differs; others count once."""
+_OF_THE_LOOP = ("grad_accum", "num_steps")
+"""Parts that follow from others."""
+_RANK, _QLORA = "--lora-r 16", "--qlora"
+_SHARDS = "--num-gpus N --zero 2 (or --fsdp full_shard)"
+_NF4 = {"quant_type": "nf4", "double_quant": True}
+
+
+def what_counts(config: Mapping[str, Any] | None, auto_class: str | None) -> dict[str, Any]:
+    """A configuration without what no trace depends on: models that are alike share theirs."""
+    reads_on = auto_class == "AutoModelForCausalLM"
+    left_out = (*_OF_ITS_FILE, *_OF_TEXTS) if reads_on else _OF_ITS_FILE
+    return {name: v for name, v in (config or {}).items() if name not in left_out}
+
+
+@cache
+def _shipped_by_config() -> dict[str, str]:
+    """A model that is shipped, by what counts of its configuration."""
+    found: dict[str, str] = {}
+    for name in Packs(shipped_folder()).models:
+        entry = lookup(name)
+        if entry is not None:
+            found[_digest(entry.config(), entry.auto_class)] = name
+    return found
+
+
+def _digest(config: Mapping[str, Any] | None, auto_class: str | None) -> str:
+    return json.dumps([auto_class, what_counts(config, auto_class)], sort_keys=True)
+
+
+def is_shipped(config: Mapping[str, Any] | None, auto_class: str | None) -> bool:
+    """Whether runs of a model come with the package.
+
+    Args:
+        config: of the model.
+        auto_class: the class of transformers that builds it.
+    """
+    return _digest(config, auto_class) in _shipped_by_config()
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A run that comes with the package.
+
+    Attributes:
+        setup: its part of a key.
+        sizes: lowest and highest of what varies.
+    """
+
+    setup: Mapping[str, Any]
+    sizes: Mapping[str, tuple[int, int]]
+
+
+def _runs_of(model: str) -> Iterator[_Run]:
+    for key, domains in Packs(shipped_folder()).runs(model):
+        bounds: dict[str, tuple[int, int]] = {}
+        for domain in domains:
+            columns = zip(*domain["points"], strict=True)
+            found = {
+                **{name: (size, size) for name, size in domain["fixed"].items()},
+                **{a: (min(c), max(c)) for a, c in zip(domain["axes"], columns, strict=True)},
+            }
+            for name, (low, high) in found.items():
+                least, most = bounds.get(name, (low, high))
+                bounds[name] = min(low, least), max(high, most)
+        yield _Run(key["setup"], bounds)
+
+
+def nearest_run(source: ModelSource | None, request: Setup) -> str:
+    """What to change of a question so that it is answered without torch.
+
+    Args:
+        source: where the model comes from; None for a live module.
+        request: the run that was asked for.
+
+    Returns:
+        A sentence; empty where nothing of the model comes with the package.
+    """
+    if source is None or source.config is None:
+        return ""
+    original = original_of_copy(source.id)
+    name, auto_class = source.id, source.auto_class
+    config: Mapping[str, Any] = source.config
+    if original != source.id and (entry := lookup(original)) is not None:
+        try:
+            quantization, _ = own_quantization(source.config, request.quantization)
+            if quantization is not None and request.precision is Precision.FP16:
+                quantization = replace(quantization, compute_dtype="float16")  # as --qlora has it
+            request = replace(request, quantization=quantization)
+            config, name = resolve_model(original).config or {}, entry.id
+        except MemestError:
+            return ""
+    model = _shipped_by_config().get(_digest(config, auto_class))
+    if model is None:
+        return ""
+    asked = key_of(structure_of(request))
+    far, run = min(
+        ((_distance(asked, run.setup), run) for run in _runs_of(model)),
+        key=lambda each: each[0],
+        default=(None, None),
+    )
+    if far is None or run is None:
+        return ""
+    subject = f"Without torch, {name} is answered"
+    changes = list(_changes(request.to_dict(), asked, run.setup))
+    if name != source.id:
+        changes = [_QLORA, *(each for each in changes if each != _QLORA)]
+    if not all(changes):
+        return f"{subject} in other ways: `memest models {name}` lists them."
+    if not changes:
+        return f"{subject} like this at other sizes, or on another card: {_sizes(run.sizes)}."
+    return f"{subject} {_words(changes)}."
+
+
+def shipped_words(config: Mapping[str, Any] | None, auto_class: str | None) -> tuple[str, ...]:
+    """The runs of a model that come with the package, as they are typed.
+
+    Args:
+        config: of the model.
+        auto_class: the class of transformers that builds it.
+    """
+    model = _shipped_by_config().get(_digest(config, auto_class))
+    found: dict[str, None] = {}
+    for run in _runs_of(model) if model is not None else ():
+        setup = run.setup
+        if setup.get("partitioned"):
+            words = ["--bf16", f"--checkpointing {setup['checkpointing']}", "--num-gpus N --zero 3"]
+        elif setup.get("dtype") in ("bfloat16", "float16"):
+            half = "bf16" if setup["dtype"] == "bfloat16" else "fp16"
+            words = [f"--{half}", f"--checkpointing {setup['checkpointing']}", _SHARDS]
+        else:
+            words = [f"--{setup['precision']}", f"--checkpointing {setup['checkpointing']}"]
+            words += _quantization({}, setup["quantization"]) if setup.get("quantization") else ()
+            words += ["--lora-r N"] if setup.get("adapter") else ()
+        usual = ("--fp32", "--checkpointing none")
+        found[" ".join(each for each in words if each not in usual) or "no option"] = None
+    return tuple(sorted(found, key=lambda words: (len(words.split()), words)))
+
+
+def _words(changes: Iterable[str]) -> str:
+    added = [each for each in changes if each.startswith("--")]
+    others = [each for each in changes if not each.startswith("--")]
+    return ", ".join([*([f"with {' '.join(added)}"] if added else []), *others])
+
+
+def _distance(asked: Mapping[str, Any], shipped: Mapping[str, Any]) -> int:
+    """How much differs; parts that are there in one of them alone count most."""
+    far = 0
+    for name in _differing(asked, shipped):
+        ours, theirs = asked.get(name), shipped.get(name)
+        both = isinstance(ours, Mapping) and isinstance(theirs, Mapping)
+        far += len(_differing(ours, theirs)) if both else _FAR.get(name, 1)
+    return far
+
+
+def _differing(asked: Any, shipped: Any) -> list[str]:
+    names = dict.fromkeys((*asked, *shipped))
+    differing = [name for name in names if asked.get(name) != shipped.get(name)]
+    return [name for name in differing if name not in _OF_THE_LOOP]
+
+
+def _changes(
+    request: Mapping[str, Any], asked: Mapping[str, Any], shipped: Mapping[str, Any]
+) -> Iterator[str]:
+    """What to add or to leave out, as it is typed; empty for what nobody typed, or can."""
+    usual = Setup().to_dict()
+    for name in _differing(asked, shipped):
+        ours, theirs = asked.get(name), shipped.get(name)
+        if name == "quantization":
+            yield from _quantization(ours or {}, theirs or {})
+        elif name == "adapter":
+            yield from _adapter(ours or {}, theirs or {})
+        elif name == "precision" and theirs != usual[name]:
+            yield f"--{theirs}"
+        elif theirs in (None, usual.get(name)):
+            yield _without(name, "") if request.get(name) != usual.get(name) else ""
+        else:
+            yield f"{flag} {theirs}" if (flag := _flag(name, "")) else ""
+
+
+def _quantization(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
+    if not theirs:
+        yield "without a quantised base"
+    elif all(theirs.get(name) == value for name, value in _NF4.items()):
+        yield _QLORA
+    else:
+        yield "--load-in-4bit" if not ours else "with --load-in-4bit alone for the base"
+
+
+def _adapter(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
+    if not theirs:
+        yield "without adapters"
+    elif not ours or ours.get("peft_type") != theirs.get("peft_type"):
+        yield _RANK
+    else:
+        yield from (_without("adapter", name) for name in _differing(ours, theirs))
+
+
+def _without(field: str, key: str) -> str:
+    return f"without {flag}" if (flag := _flag(field, key)) else ""
+
+
+def _flag(field: str, key: str) -> str:
+    """How the option of a part of a setup is typed; empty where there is none."""
+    for option in OPTIONS:
+        if option.field == field and option.key == key and option.flags:
+            return option.flags[0]
+    return ""
+
+
+def _sizes(sizes: Mapping[str, tuple[int, int]]) -> str:
+    names = {"batch": "batches", "seq_len": "lengths", "lora_r": "ranks"}
+    said = [
+        f"{word} of {low:,}" if low == high else f"{word} from {low:,} to {high:,}"
+        for name, word in names.items()
+        if name in sizes
+        for low, high in [sizes[name]]
+    ]
+    return ", ".join(said) or "other sizes"
