@@ -104,7 +104,7 @@ def add_adapter(
         if not adapter.autocast_adapter_dtype:
             _cast_to_base(peft_model)
         if setup.quantization is None:
-            _freeze_ranks(peft_model)
+            _freeze_ranks(peft_model, setup.software.peft)
     peft_model.train()
     active = peft_model.active_peft_config
     words = [f"adapters by peft: {_adapter_text(adapter, active)}", *notes]
@@ -216,15 +216,20 @@ def _refusal(adapter: Adapter, model: torch.nn.Module, error: Exception) -> Conf
     )
 
 
-def _freeze_ranks(model: Any) -> None:
-    """AdaLoRA's ``ranknum`` does not train, unless peft moved it to another device than the CPU.
+def _freeze_ranks(model: Any, release: tuple[int, int] | None) -> None:
+    """AdaLoRA's ``ranknum`` does not train, unless peft moved it to another device or dtype.
 
     That makes a new parameter of it (``ParameterDict.__setitem__``), as of everything on meta; a
-    base that is on the GPU before it is wrapped, as quantised ones are, has it so.
+    base that is on the GPU before it is wrapped, as quantised ones are, has it so, and one in half
+    precision. Until 0.20 peft froze what is not called ``lora_`` after that.
     """
-    for name, parameter in model.named_parameters():
-        if ".ranknum." in name:
-            parameter.requires_grad_(requires_grad=False)
+    for module in model.modules():
+        ranks = getattr(module, "ranknum", None)
+        if not isinstance(ranks, torch.nn.ParameterDict):
+            continue
+        is_moved = module.get_base_layer().weight.dtype != torch.float32
+        if not is_moved or (release is not None and release <= (0, 20)):
+            ranks.requires_grad_(requires_grad=False)
 
 
 def cast_parameters(model: Any, dtype: torch.dtype) -> None:
