@@ -36,8 +36,10 @@ METHODS: dict[str, str] = {
 Those that the installed peft has besides (:func:`methods`) go by its names."""
 _UNPRICED = {
     "adamss": "the shapes of its adapters follow from clusters of the weights' values",
+    "frod": "it multiplies by sparse tensors, and no trace follows their CUDA kernels",
     "multitask_prompt_tuning": "its forward takes task_ids, which no batch here has",
     "poly": "its forward takes task_ids, which no batch here has",
+    "shira": "it adds sparse tensors to weights, and no trace follows their CUDA kernels",
     "xlora": "it weighs adapters that were trained before, and loads them",
 }
 """Methods of peft 0.21 that cannot be traced, and why."""

@@ -48,6 +48,9 @@ _TASK_TYPES = {
 }
 """What peft calls the heads it knows; with the others it wraps a model as it is."""
 _KEPT = "_memest_kept_dtype"
+_TRANSFORMS = frozenset(("c3a", "fourierft"))
+"""Methods whose forward is a Fourier transform: ``SpectralOps.cpp`` of torch takes the work area
+that cuFFT asks for from the allocator."""
 
 
 def add_adapter(
@@ -163,6 +166,8 @@ def _config(adapter: Adapter, task: Task) -> tuple[Any, list[str]]:
             config = cls(**settings)
     except (TypeError, ValueError, ImportError) as error:
         raise ConfigError(f"--peft {adapter.method}: {cls.__name__} refuses it: {error}") from error
+    if adapter.method in _TRANSFORMS:
+        notes.append("work areas of cuFFT, which the adapters' transforms use, are not counted")
     if settings.get("init_lora_weights") not in (None, True, False, "gaussian"):
         # data-free starts of matrices are computed once, before the first step
         notes.append(
