@@ -167,7 +167,10 @@ def _config(adapter: Adapter, task: Task) -> tuple[Any, list[str]]:
     except (TypeError, ValueError, ImportError) as error:
         raise ConfigError(f"--peft {adapter.method}: {cls.__name__} refuses it: {error}") from error
     if adapter.method in _TRANSFORMS:
-        notes.append("work areas of cuFFT, which the adapters' transforms use, are not counted")
+        notes.append(
+            "what cuFFT and products of conjugates take behind the adapters' operators is not "
+            "counted"
+        )
     if settings.get("init_lora_weights") not in (None, True, False, "gaussian"):
         # data-free starts of matrices are computed once, before the first step
         notes.append(
