@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from memest.errors import ConfigError, not_legal
 from memest.files.texts import read_mapping
 
-__all__ = ["METHODS", "Adapter", "read_adapter"]
+__all__ = ["METHODS", "VIRTUAL_TOKENS", "Adapter", "method_of", "methods", "read_adapter"]
 
 METHODS: dict[str, str] = {
     "lora": "LoRA",
@@ -28,16 +31,26 @@ METHODS: dict[str, str] = {
     "p_tuning": "p-tuning",
     "prefix_tuning": "prefix tuning",
 }
-"""Methods by peft's names (of ``PeftType``, in small letters), and what people call them."""
+"""Methods by peft's names (of ``PeftType``, in small letters), and what people call them.
 
+Those that the installed peft has besides (:func:`methods`) go by its names."""
+_UNPRICED = {
+    "adamss": "the shapes of its adapters follow from clusters of the weights' values",
+    "frod": "it multiplies by sparse tensors, and no trace follows their CUDA kernels",
+    "multitask_prompt_tuning": "its forward takes task_ids, which no batch here has",
+    "poly": "its forward takes task_ids, which no batch here has",
+    "shira": "it adds sparse tensors to weights, and no trace follows their CUDA kernels",
+    "xlora": "it weighs adapters that were trained before, and loads them",
+}
+"""Methods of peft 0.21 that cannot be traced, and why."""
 _SPELLINGS = {
     "prompt": "prompt_tuning",
     "prefix": "prefix_tuning",
     "dora": "lora",
     "ln": "ln_tuning",
 }
-VIRTUAL_TOKENS = frozenset({"prompt_tuning", "p_tuning", "prefix_tuning"})
-"""Methods that add tokens instead of weights beside the model's own."""
+VIRTUAL_TOKENS = frozenset({"prompt_tuning", "p_tuning", "prefix_tuning", "cartridge"})
+"""Methods that add tokens, as many as they are told, instead of weights beside the model's own."""
 
 _IRRELEVANT_KEYS = frozenset(
     """auto_mapping base_model_name_or_path revision peft_version inference_mode
@@ -54,7 +67,7 @@ class Adapter:
     """What is trained beside a frozen model.
 
     Attributes:
-        method: a key of :data:`METHODS`.
+        method: one of :func:`methods`.
         config: settings of the method's configuration class as canonical JSON; what is left out is
             as peft has it.
         autocast_adapter_dtype: as ``peft.get_peft_model`` takes it: half-precision adapters are
@@ -92,6 +105,8 @@ class Adapter:
     @property
     def virtual_tokens(self) -> int:
         """Positions that the method takes for itself."""
+        if self.method == "cpt":
+            return len(self.settings.get("cpt_token_ids") or ())
         count = self.settings.get("num_virtual_tokens", 0) if self.method in VIRTUAL_TOKENS else 0
         return int(count)
 
@@ -99,7 +114,7 @@ class Adapter:
     def words(self) -> str:
         """In a phrase: ``LoRA, r 16 on q_proj, v_proj``."""
         settings = self.settings
-        name = METHODS[self.method]
+        name = METHODS.get(self.method, self.method.upper())
         if self.method == "lora":
             name = "DoRA" if settings.get("use_dora") else name
             name = "rank-stabilised " + name if settings.get("use_rslora") else name
@@ -139,7 +154,7 @@ def read_adapter(source: Any, *, option: str = "--peft-config") -> Adapter:
     cast = values.pop(_CAST, None)
     if cast is not None and not isinstance(cast, bool):
         raise ConfigError(f"{option}: {_CAST} {cast!r} is neither true nor false.")
-    method = _method(values.pop("peft_type", None), option)
+    method = method_of(values.pop("peft_type", None), option)
     settings = {
         name: _plain(value)
         for name, value in values.items()
@@ -173,15 +188,47 @@ def _mapping_of(source: Any, option: str) -> dict[str, Any]:
     )
 
 
-def _method(name: Any, option: str) -> str:
+def method_of(name: Any, option: str) -> str:
+    """A method by peft's name in small letters, from any way to write it.
+
+    Raises:
+        ConfigError: none, or one that cannot be priced.
+    """
     text = str(getattr(name, "value", name)).strip().lower().replace("-", "_")
     text = _SPELLINGS.get(text, text)
-    if text in METHODS:
+    label = f"{option}: the method {str(name)!r}"
+    if text in _UNPRICED:
+        raise ConfigError(f"{label} is not modelled: {_UNPRICED[text]}.")
+    if text in METHODS or text in methods():
         return text
     if name is None:
         raise ConfigError(f"{option} names no peft_type: add for example peft_type LORA.")
-    label = f"{option}: the method {str(name)!r}"
-    raise not_legal(label, text, METHODS, state="is not modelled")
+    raise not_legal(label, text, methods(), state="is not modelled")
+
+
+@cache
+def methods() -> tuple[str, ...]:
+    """What can be priced: :data:`METHODS`, and what the installed peft has besides.
+
+    Its registry is read from the source of ``PeftType``; importing peft imports torch.
+    """
+    try:
+        spec = importlib.util.find_spec("peft")
+        folders = () if spec is None else tuple(spec.submodule_search_locations or ())
+        text = (Path(folders[0]) / "utils" / "peft_types.py").read_text(encoding="utf-8")
+        classes = [c for c in ast.parse(text).body if isinstance(c, ast.ClassDef)]
+    except (ImportError, IndexError, OSError, SyntaxError, ValueError):
+        classes = []
+    found = [
+        target.id.lower()
+        for cls in classes
+        if cls.name == "PeftType"
+        for line in cls.body
+        if isinstance(line, ast.Assign)
+        for target in line.targets
+        if isinstance(target, ast.Name)
+    ]
+    return tuple(dict.fromkeys(name for name in (*METHODS, *found) if name not in _UNPRICED))
 
 
 def _plain(value: Any) -> Any:
@@ -223,5 +270,6 @@ def _check(method: str, settings: Mapping[str, Any], option: str) -> None:
         raise ConfigError(f"{option}: lora_alpha {alpha!r} is not a number.")
     if method in VIRTUAL_TOKENS and not settings.get("num_virtual_tokens"):
         raise ConfigError(
-            f"{METHODS[method]} needs the number of its tokens: add --num-virtual-tokens 20."
+            f"{METHODS.get(method, method)} needs the number of its tokens: add "
+            "--num-virtual-tokens 20."
         )

@@ -264,7 +264,7 @@ def module_inputs_of(
         loss=loss,
         step_fn=step_fn,
         dims=_dims(dims),
-        model_args=_arguments(model_args),
+        model_args=arguments_of(model_args),
     )
 
 
@@ -322,16 +322,27 @@ def _dims(dims: Any) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(numbers.items()))
 
 
-def _arguments(model_args: Any) -> tuple[tuple[str, Any], ...]:
+def arguments_of(
+    values: Any, flag: str = "--model-arg", example: str = "depth=12"
+) -> tuple[tuple[str, Any], ...]:
+    """Named arguments as a command line or Python gives them, text as Python reads it.
+
+    Args:
+        values: ``NAME=VALUE`` words, pairs or a mapping; None = no arguments.
+        flag: how messages call it.
+        example: what messages propose.
+
+    Raises:
+        ConfigError: no name, no value, or a name that is there twice.
+    """
     arguments: dict[str, Any] = {}
-    for name, value in _pairs(model_args, "--model-arg", "depth=12"):
+    for name, value in _pairs(values, flag, example):
         if not isinstance(name, str) or not name.isidentifier():
             raise ConfigError(
-                f"--model-arg {name!r} is no name of an argument: write for example --model-arg "
-                "depth=12."
+                f"{flag} {name!r} is no name of an argument: write for example {flag} {example}."
             )
         if name in arguments:
-            raise ConfigError(f"--model-arg {name} is given twice: drop one.")
+            raise ConfigError(f"{flag} {name} is given twice: drop one.")
         arguments[name] = _literal(value) if isinstance(value, str) else value
     return tuple(arguments.items())
 

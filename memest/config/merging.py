@@ -12,10 +12,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from memest.config.adapter import read_adapter
+from memest.config.adapter import VIRTUAL_TOKENS, method_of, read_adapter
 from memest.config.data_loading import DataLoading
 from memest.config.deepspeed import read_deepspeed
 from memest.config.generation import Generation
+from memest.config.inputs import arguments_of
 from memest.config.length_files import lengths_of_dataset, read_lengths
 from memest.config.lengths import Batching, Lengths
 from memest.config.option_table import OPTIONS
@@ -155,7 +156,7 @@ def _merge_checkpointing(values: dict[str, Any]) -> None:
 
 
 def _merge_adapter(values: dict[str, Any], base: Setup | None) -> None:
-    names = ("peft", "lora_r", "autocast_adapter_dtype")
+    names = ("peft", "lora_r", "autocast_adapter_dtype", "peft_args")
     parts = {name: values.pop(name) for name in names if name in values}
     parts |= _take_parts(values, "adapter")
     adapter = values.pop("adapter", None)
@@ -193,21 +194,19 @@ def _merge_adapter(values: dict[str, Any], base: Setup | None) -> None:
 
 def _adapter_config(parts: dict[str, Any], peft_type: str) -> dict[str, Any]:
     """What the options say, by the names of the method's configuration class."""
-    method = peft_type.lower().replace("-", "_")
-    dora, method = method == "dora", "lora" if method == "dora" else method
+    dora, method = peft_type.lower() == "dora", method_of(peft_type, "--peft")
     for name in _LORA_ONLY:
         if parts.get(name) and method not in ("lora", "adalora"):
             raise ConfigError(f"{_FLAGS[name]} is an option of LoRA, not of {method}: drop it.")
-    out = {name: value for name, value in parts.items() if name not in ("peft", "lora_r")}
+    apart = ("peft", "lora_r", "peft_args")
+    out = {name: value for name, value in parts.items() if name not in apart}
     if dora:
         out = {"peft_type": "LORA", "use_dora": True, **out}
     if "lora_r" in parts:
         if method in _WITHOUT_RANK:
             raise ConfigError(f"--lora-r is a rank, and {method} has none: drop it.")
         out["init_r" if method == "adalora" else "r"] = parts["lora_r"]
-    if "num_virtual_tokens" in parts and not method.endswith(
-        ("prompt_tuning", "p_tuning", "prefix_tuning", "prompt", "prefix")
-    ):
+    if "num_virtual_tokens" in parts and method not in VIRTUAL_TOKENS:
         raise ConfigError(
             f"--num-virtual-tokens is an option of prompts, not of {method}: drop it."
         )
@@ -215,6 +214,12 @@ def _adapter_config(parts: dict[str, Any], peft_type: str) -> dict[str, Any]:
         out["target_modules"] = _targets(_names(out["target_modules"]))
     if "modules_to_save" in out:
         out["modules_to_save"] = _names(out["modules_to_save"])
+    for name, value in arguments_of(parts.get("peft_args"), "--peft-arg", "n_frequency=500"):
+        if out.setdefault(name, value) != value:
+            raise ConfigError(
+                f"--peft-arg {name}={value} and {_FLAGS.get(name, '--lora-r')} {out[name]} "
+                "contradict each other: drop one."
+            )
     return out
 
 

@@ -28,7 +28,8 @@ class _AdapterWords:
 
     peft: str | None = option(
         None,
-        f"Adapters are trained, the model is frozen: {', '.join(METHODS)}.",
+        f"Adapters are trained, the model is frozen: {', '.join(METHODS)}, or another method of "
+        "the installed peft.",
         "--peft --peft-type METHOD",
         key="",
         short="Adapters are trained: lora, ia3, vera, ...",
@@ -60,6 +61,13 @@ class _AdapterWords:
     )
     num_virtual_tokens: int | None = option(
         None, "Tokens of prompt_tuning, p_tuning and prefix_tuning."
+    )
+    peft_args: tuple[str, ...] = option(
+        (),
+        "A setting of the method as peft's configuration class calls it: n_frequency=500. "
+        "Repeatable.",
+        "--peft-arg NAME=VALUE",
+        key="",
     )
     autocast_adapter_dtype: bool | None = option(
         None,

@@ -229,11 +229,14 @@ def line_here(*, own: bool = False) -> str:
         own: only where it is the user's own code, not a library's.
     """
     frames = []
+    asked = 0
     frame: Any = sys._getframe(1)
     while frame is not None:
         frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        asked = len(frames) if frame.f_code.co_filename.startswith(_HERE) else asked
         frame = frame.f_back
-    return _innermost_line(frames, own=own)
+    # further out is whoever asks memest
+    return _innermost_line(frames[:asked], own=own)
 
 
 def is_own(kind: type) -> bool:

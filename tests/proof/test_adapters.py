@@ -14,11 +14,12 @@ pytest.importorskip("bitsandbytes")
 
 import torch
 
+from memest.config.adapter import methods
 from memest.trace.model.packed import GptqLinear
 from memest.trace.model.quantization import companions
 from support.cases import twin
 from support.packed_reference import reference_of
-from support.real_steps import check_order, check_step
+from support.real_steps import check_order, check_step, run_both
 
 PLAIN, ACCELERATE, TRAINER = "plain", "accelerate", "trainer"
 LINEAR = {"target_modules": "all-linear"}
@@ -117,6 +118,53 @@ CASES = [
     _case("gpt2", "PREFIX_TUNING", num_virtual_tokens=8),
 ]
 
+# methods of the registry by what they need to be told, proved allocation by allocation
+OTHERS = {
+    "ADALORA": {"init_r": 12, "target_r": 8, "total_step": 100},
+    "ADAPTION_PROMPT": {"adapter_len": 10, "adapter_layers": 2},
+    "BEFT": {},
+    "CARTRIDGE": {"num_virtual_tokens": 8},
+    "DEFT": {},
+    "DELORA": {},
+    "FOURIERFT": {"n_frequency": 100},
+    "GLORA": {},
+    "GRALORA": {},
+    "HIRA": {},
+    "HRA": {},
+    "LILY": {"r": 8, "stride_A": 2},
+    "MISS": {},
+    "OSF": {"target_modules": ["q_proj", "v_proj"]},
+    "PEANUT": {},
+    "PSOFT": {"r": 16},
+    "PVERA": {},
+    "RANDLORA": {},
+    "ROAD": {},
+    "SHADOW": {},
+    "TINYLORA": {},
+    "TRAINABLE_TOKENS": {"token_indices": [0, 1]},
+    "UNILORA": {},
+    "VBLORA": {"vector_length": 32, "num_vectors": 16},
+    "WAVEFT": {"n_frequency": 64},
+}
+PROVED = [
+    _case("llama-gqa", method, setup=HALF, slow=method not in ("MISS", "ROAD"), **settings)
+    for method, settings in OTHERS.items()
+]
+CPT = _case(
+    "llama-gqa",
+    "CPT",
+    setup=HALF,
+    cpt_token_ids=[0, 1, 2, 3],
+    cpt_mask=[1, 1, 1, 1],
+    cpt_tokens_type_mask=[1, 2, 3, 4],
+)
+HIDDEN = 128
+# kernels of the CPU, which copy for themselves what those of CUDA do not
+APART = [
+    _case("llama-gqa", "C3A", block_size=32, target_modules=["q_proj"], slow=True),
+    _case("llama-gqa", "SUPERTUNING", setup=HALF, slow=True),
+]  # fmt: skip
+
 
 BITSANDBYTES = [
     _quantized("llama-gqa"),
@@ -174,7 +222,7 @@ PACKED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("model", "setup"), [*CASES, *BITSANDBYTES, *PACKED])
+@pytest.mark.parametrize(("model", "setup"), [*CASES, *APART, *BITSANDBYTES, *PACKED])
 def test_step_allocates_what_a_real_one_does(model, setup):
     # these models are small, and what stays on the host when layers are recomputed is not
     check_step(model, setup, small=True)
@@ -182,7 +230,10 @@ def test_step_allocates_what_a_real_one_does(model, setup):
 
 @pytest.mark.parametrize(
     ("model", "setup"),
-    [pytest.param(*case.values, id=case.id) for case in [*CASES, *BITSANDBYTES]],
+    [
+        pytest.param(*case.values, id=case.id)
+        for case in [*CASES, *PROVED, *APART, CPT, *BITSANDBYTES]
+    ],
 )
 def test_parameters_have_the_shapes_and_dtypes_of_a_real_build(model, setup):
     twins = twin(model, **setup)
@@ -216,6 +267,25 @@ def test_parameters_have_the_shapes_and_dtypes_of_a_real_build(model, setup):
 )
 def test_every_allocation_is_the_same_and_in_the_same_order(model, setup):
     check_order(model, setup)
+
+
+@pytest.mark.parametrize(("model", "setup"), PROVED)
+def test_every_allocation_of_another_method_is_the_same_and_in_the_same_order(model, setup):
+    check_order(model, setup)
+
+
+@pytest.mark.slow
+def test_prompts_whose_loss_picks_positions_take_what_real_ones_do():
+    # the first values of its prompts are given back, which the profiler of the CPU never saw made
+    real, trace, host = run_both(*CPT.values)
+
+    assert abs(trace.peak - real.peak) <= host + 4 * HIDDEN * 4
+
+
+def test_every_method_of_peft_is_proved_or_refused():
+    proved = {case.values[1]["adapter"]["peft_type"] for case in [*CASES, *PROVED, *APART, CPT]}
+
+    assert {name.upper() for name in methods()} == proved
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ stated rule.
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import torch
@@ -65,6 +66,11 @@ def _at_line() -> str:
     return f" at {line}" if line else ""
 
 
+def _layers(recorder: Recorder) -> str:
+    """The module that is running, without the number of its layer: each says the same."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", recorder.current_module)
+
+
 def _note_own_question(recorder: Recorder, *, quietly: bool = False) -> None:
     """A value that no trace knows, asked for by a line of the user's: said, and not for ever.
 
@@ -98,7 +104,7 @@ def _item(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         answer = made_by.startswith(("aten.all", "aten.eq", "aten.isfinite"))
         recorder.note(
             f"A branch depends on values ({made_by or 'a bool tensor'} in "
-            f"{recorder.current_module or 'the model'}{_at_line()}): taken as {answer}, as for "
+            f"{_layers(recorder) or 'the model'}{_at_line()}): taken as {answer}, as for "
             "finite, dense data."
         )
         _note_own_question(recorder, quietly=True)
@@ -122,7 +128,7 @@ def _to_copy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     if value is None:
         value = torch.zeros(args[0].shape, dtype=args[0].dtype)
         recorder.note(
-            f"{recorder.current_module or 'The model'} copies a computed tensor to the "
+            f"{_layers(recorder) or 'The model'} copies a computed tensor to the "
             f"CPU{_at_line()}: taken as zeros."
         )
     return value.to(kwargs.get("dtype") or value.dtype, copy=True)

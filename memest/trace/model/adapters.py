@@ -48,6 +48,9 @@ _TASK_TYPES = {
 }
 """What peft calls the heads it knows; with the others it wraps a model as it is."""
 _KEPT = "_memest_kept_dtype"
+_TRANSFORMS = frozenset(("c3a", "fourierft"))
+"""Methods whose forward is a Fourier transform: ``SpectralOps.cpp`` of torch takes the work area
+that cuFFT asks for from the allocator."""
 
 
 def add_adapter(
@@ -104,7 +107,7 @@ def add_adapter(
         if not adapter.autocast_adapter_dtype:
             _cast_to_base(peft_model)
         if setup.quantization is None:
-            _freeze_ranks(peft_model)
+            _freeze_ranks(peft_model, setup.software.peft)
     peft_model.train()
     active = peft_model.active_peft_config
     words = [f"adapters by peft: {_adapter_text(adapter, active)}", *notes]
@@ -163,6 +166,11 @@ def _config(adapter: Adapter, task: Task) -> tuple[Any, list[str]]:
             config = cls(**settings)
     except (TypeError, ValueError, ImportError) as error:
         raise ConfigError(f"--peft {adapter.method}: {cls.__name__} refuses it: {error}") from error
+    if adapter.method in _TRANSFORMS:
+        notes.append(
+            "what cuFFT and products of conjugates take behind the adapters' operators is not "
+            "counted"
+        )
     if settings.get("init_lora_weights") not in (None, True, False, "gaussian"):
         # data-free starts of matrices are computed once, before the first step
         notes.append(
@@ -216,15 +224,20 @@ def _refusal(adapter: Adapter, model: torch.nn.Module, error: Exception) -> Conf
     )
 
 
-def _freeze_ranks(model: Any) -> None:
-    """AdaLoRA's ``ranknum`` does not train, unless peft moved it to another device than the CPU.
+def _freeze_ranks(model: Any, release: tuple[int, int] | None) -> None:
+    """AdaLoRA's ``ranknum`` does not train, unless peft moved it to another device or dtype.
 
     That makes a new parameter of it (``ParameterDict.__setitem__``), as of everything on meta; a
-    base that is on the GPU before it is wrapped, as quantised ones are, has it so.
+    base that is on the GPU before it is wrapped, as quantised ones are, has it so, and one in half
+    precision. Until 0.20 peft froze what is not called ``lora_`` after that.
     """
-    for name, parameter in model.named_parameters():
-        if ".ranknum." in name:
-            parameter.requires_grad_(requires_grad=False)
+    for module in model.modules():
+        ranks = getattr(module, "ranknum", None)
+        if not isinstance(ranks, torch.nn.ParameterDict):
+            continue
+        is_moved = module.get_base_layer().weight.dtype != torch.float32
+        if not is_moved or (release is not None and release <= (0, 20)):
+            ranks.requires_grad_(requires_grad=False)
 
 
 def cast_parameters(model: Any, dtype: torch.dtype) -> None:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import memest
-from memest.config.adapter import Adapter
+from memest.config.adapter import METHODS, Adapter, methods
 from memest.config.options import setup_from_options
 from memest.config.quantization import Format, Quantization
 from memest.config.setup import Setup
@@ -43,6 +43,12 @@ class TestSpellings:
             ({"peft": "prompt-tuning", "num_virtual_tokens": 20}, "prompt_tuning",
              {"num_virtual_tokens": 20}),
             ({"peft": "adalora", "lora_r": 12}, "adalora", {"init_r": 12}),
+            ({"peft": "MISS", "lora_r": 8}, "miss", {"r": 8}),
+            ({"peft": "fourierft", "peft_args": ["n_frequency=500", "scaling=25.0"]}, "fourierft",
+             {"n_frequency": 500, "scaling": 25.0}),
+            ({"peft": "peanut", "peft_args": ["act_fn=relu", "target_modules=['q_proj']"]},
+             "peanut", {"act_fn": "relu", "target_modules": ["q_proj"]}),
+            ({"lora_r": 8, "peft_args": "use_dora=true"}, "lora", {"r": 8, "use_dora": True}),
         ],
     )  # fmt: skip
     def test_options_become_what_peft_takes(self, options, method, settings):
@@ -115,12 +121,34 @@ class TestSpellings:
         assert (again.adapter, again.quantization) == (setup.adapter, setup.quantization)
 
 
+def test_methods_are_those_of_the_registry_of_peft_but_what_is_refused():
+    peft = pytest.importorskip("peft")
+    refused = {"adamss", "frod", "multitask_prompt_tuning", "poly", "shira", "xlora"}
+
+    assert set(methods()) == {kind.value.lower() for kind in peft.PeftType} - refused
+
+
+def test_without_peft_methods_are_those_that_have_a_name_here(monkeypatch):
+    methods.cache_clear()
+    monkeypatch.setitem(sys.modules, "peft", None)
+
+    assert methods() == tuple(METHODS)
+    methods.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"lora_r": 0}, "1 to"),
         ({"lora_r": 8, "lora_dropout": 1.0}, "0 to below 1"),
         ({"peft": "lorra"}, "Did you mean 'lora'"),
+        ({"peft": "misss"}, "Did you mean 'miss'"),
+        ({"peft": "frod"}, "sparse tensors"),
+        ({"peft_config": '{"peft_type": "POLY"}'}, "task_ids"),
+        ({"peft": "miss", "peft_args": "r"}, "--peft-arg n_frequency=500"),
+        ({"peft": "miss", "peft_args": "r=0"}, "1 to"),
+        ({"lora_r": 8, "peft_args": "r=9"}, "--peft-arg r=9 and --lora-r 8 contradict"),
+        ({"peft_args": "n_frequency=500"}, "--peft with a method"),
         ({"peft": "ia3", "lora_r": 8}, "has none"),
         ({"peft": "ia3", "lora_alpha": 8}, "an option of LoRA"),
         ({"peft": "prompt_tuning"}, "--num-virtual-tokens 20"),
