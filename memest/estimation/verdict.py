@@ -205,11 +205,21 @@ class LargestSizeSearch:
         """
         first = self.at(min(max(start, 1), self._highest)).peaks
         free_bytes = self._target.usable_bytes - first.process_expected_bytes
-        largest = self._last(lambda trial: trial.runs, start, free_bytes)
+        largest = self.largest_running(start)
         if self._run_at(max(largest, 1)).setup.unpriced:
             return largest, 0  # no size surely fits: nothing is to be looked for
         free_bytes -= first.high_bytes - first.device_bytes
         return largest, self._last(lambda trial: trial.fits, max(largest, 1), free_bytes)
+
+    def largest_running(self, start: int) -> int:
+        """The largest that runs with the context expected, 0 where not even 1 does.
+
+        Args:
+            start: where to begin.
+        """
+        first = self.at(min(max(start, 1), self._highest)).peaks
+        free_bytes = self._target.usable_bytes - first.process_expected_bytes
+        return self._last(lambda trial: trial.runs, start, free_bytes)
 
     def _last(self, condition: Callable[[SizeTrial], bool], start: int, free_bytes: int) -> int:
         """The largest size for which ``condition``, by secants, then by halves.

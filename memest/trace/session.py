@@ -266,6 +266,8 @@ def _adapt_model(built_model: BuiltModel, setup: Setup, *, ready: bool = False) 
         )
     freeze(built_model.trained_model, setup)
     cast_weights(built_model.trained_model, setup)
+    if setup.channels_last:
+        built_model.trained_model.to(memory_format=torch.channels_last)
     add_noise(built_model.trained_model, setup)
     if setup.distributed.in_half:
         half = built_model.dtype if built_model.dtype.itemsize == 2 else torch.bfloat16
@@ -427,6 +429,8 @@ def trace_beginning(meta_model: MetaModel, setup: Setup, gpu: GpuTraits) -> Trac
 def _plan_batch(meta_model: MetaModel, setup: Setup) -> tuple[TensorPlan, ...]:
     """What a model is fed."""
     plans = drop_attention_mask(meta_model.plan(setup), setup.distributed)
+    if setup.channels_last:
+        plans = tuple(replace(plan, channels_last=len(plan.shape) == 4) for plan in plans)
     return masks_as_before(plans, meta_model.model, setup)
 
 

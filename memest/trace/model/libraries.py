@@ -7,6 +7,7 @@ library says of it: the size of its images, its channels, the number of its clas
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -161,21 +162,29 @@ def _of_timm(name: str) -> tuple[_Kind, Create]:
     architecture = name.partition(".")[0]
     if not timm.is_model(architecture):
         raise _unknown("timm", name, timm.list_models())
-    config = timm.get_pretrained_cfg(name, allow_unregistered=False) or timm.get_pretrained_cfg(
-        architecture
-    )
-    channels, height, width = (3, 224, 224) if config is None else config.input_size
-    if height != width:
-        raise ModelLoadError(
-            f"timm/{name} takes images of {height} x {width}: memest prices square ones; build it "
-            "by a factory of your own and give --input."
-        )
 
     def create(**arguments: Any) -> torch.nn.Module:
         model: torch.nn.Module = timm.create_model(name, pretrained=False, **arguments)
         return model
 
+    channels, height, width = _timm_input_size(timm, name, create)
+    if height != width:
+        raise ModelLoadError(
+            f"timm/{name} takes images of {height} x {width}: memest prices square ones; build it "
+            "by a factory of your own and give --input."
+        )
     return _Kind(image_size=height, channels=channels), create
+
+
+def _timm_input_size(timm: Any, name: str, create: Create) -> tuple[int, int, int]:
+    """Channels, height and width; names that timm keeps for old scripts alone tell it once built."""
+    config = timm.get_pretrained_cfg(name) or timm.get_pretrained_cfg(name.partition(".")[0])
+    if config is not None:
+        return tuple(config.input_size)
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model: Any = create()
+    return tuple(getattr(model, "pretrained_cfg", {}).get("input_size", (3, 224, 224)))
 
 
 def _is_old(library: str, setup: Setup) -> bool:
