@@ -132,7 +132,7 @@ def predict(row: Reading) -> Prediction:
     options = OPTIONS | {
         "image_size": row.image_size,
         "channels_last": row.layout == "nhwc",
-        "batch": 8,
+        "batch": LADDER[0],
     }
     try:
         largest = largest_batch(f"timm/{row.model}", merge_options(None, options))

@@ -13,9 +13,9 @@ from memest.estimation.replay_cache import ReplayCache
 from memest.estimation.run import Run
 from memest.estimation.run_facts import Peaks
 from memest.estimation.whole_run import resolve_run
-from memest.profiles.stream import Stream
+from memest.profiles.stream import Stream, dispensable
 from memest.replay.conf import AllocatorConf
-from memest.replay.replay import Replay, replay
+from memest.replay.replay import Replay, peak_without, replay
 from memest.report.result import GpuFit, Verdict
 from memest.units import format_size
 
@@ -127,10 +127,18 @@ def _survives(
     conf: AllocatorConf,
     unlimited_replay: Replay,
 ) -> bool:
-    """Whether the run completes in what the process part leaves, retries included."""
+    """Whether the run completes in what the process part leaves, retries included.
+
+    Retries are the allocator's, and PyTorch's with other algorithms of convolutions.
+    """
     limit = target.usable_bytes - process - peaks.added_bytes
-    if limit <= 0 or unlimited_replay.peak_allocated_bytes > limit:
+    numbers: frozenset[int] = frozenset()
+    if limit <= 0:
         return False
+    if unlimited_replay.peak_allocated_bytes > limit:
+        numbers = dispensable(stream)
+        if peak_without(unlimited_replay, stream.events, numbers) > limit:
+            return False
     if unlimited_replay.peak_reserved_bytes <= limit:
         return True
     limited_replay = replay(
@@ -140,6 +148,7 @@ def _survives(
         limit_bytes=limit,
         streams=stream.on_streams,
         empty_cache_at=stream.empty_cache_at,
+        dispensable=numbers or dispensable(stream),
     )
     return limited_replay.num_ooms == 0
 

@@ -177,7 +177,7 @@ def _of_timm(name: str) -> tuple[_Kind, Create]:
 
 
 def _timm_input_size(timm: Any, name: str, create: Create) -> tuple[int, int, int]:
-    """Channels, height and width; names that timm keeps for old scripts alone tell it once built."""
+    """Channels, height and width; names that are kept for old scripts tell it once built."""
     config = timm.get_pretrained_cfg(name) or timm.get_pretrained_cfg(name.partition(".")[0])
     if config is not None:
         return tuple(config.input_size)
