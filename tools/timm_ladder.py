@@ -13,7 +13,8 @@ SGD with Nesterov's momentum, ``cudnn.benchmark``). Its ``benchmark.py`` goes do
 process and empties the cache before each try. Predictions are kept in
 ``data/accuracy/timm_ladder.jsonl`` after each row, so a run that was stopped goes on.
 
-Needs timm. Models are those of the installed release; names that it has no more are listed.
+Needs timm. Models are those of the installed release. Names that it has no more are listed, and so
+are those under which it builds another network today, which the number of parameters tells.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ LADDER = (512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 SEED = 26
 """Of the draw of the models whose rows may be looked at for causes; the others stay blind."""
 HIGHEST = 2048
+SAME_NETWORK = 0.005
+"""The share by which the number of parameters may differ where a network is the same."""
 OPTIONS = {
     "precision": "fp16",
     "loop": "plain",
@@ -67,6 +70,7 @@ class Reading:
     model: str
     layout: str
     image_size: int
+    param_millions: float
     ran: int
 
     @property
@@ -89,6 +93,7 @@ class Prediction:
         model: its name in timm.
         layout: ``nchw`` or ``nhwc``.
         largest: the largest batch that runs; None where there is no answer.
+        param_millions: parameters of the network that the installed release builds.
         why: there is none; empty otherwise.
         seconds: that the answer took.
     """
@@ -96,6 +101,7 @@ class Prediction:
     model: str
     layout: str
     largest: int | None
+    param_millions: float = 0.0
     why: str = ""
     seconds: float = 0.0
 
@@ -113,6 +119,7 @@ def readings() -> list[Reading]:
                 model=row["model"],
                 layout=row["layout"],
                 image_size=int(row["image_size"]),
+                param_millions=float(row["param_millions"]),
                 ran=int(row["ran"]),
             )
             for row in csv.DictReader(file)
@@ -135,7 +142,7 @@ def predict(row: Reading) -> Prediction:
         "batch": LADDER[0],
     }
     try:
-        largest = largest_batch(f"timm/{row.model}", merge_options(None, options))
+        largest, parameters = largest_batch(f"timm/{row.model}", merge_options(None, options))
     except UnknownModelError:
         return Prediction(model=row.model, layout=row.layout, largest=None, why="no such name")
     except MemestError as error:
@@ -144,11 +151,26 @@ def predict(row: Reading) -> Prediction:
         why = f"{type(error).__name__}: {error}"[:200]
         return Prediction(model=row.model, layout=row.layout, largest=None, why=why)
     seconds = round(time.monotonic() - began, 1)
-    return Prediction(model=row.model, layout=row.layout, largest=largest, seconds=seconds)
+    millions = parameters / 1e6
+    if abs(millions - row.param_millions) > SAME_NETWORK * row.param_millions:
+        return Prediction(
+            model=row.model,
+            layout=row.layout,
+            largest=None,
+            param_millions=round(millions, 2),
+            why="another network today",
+        )
+    return Prediction(
+        model=row.model,
+        layout=row.layout,
+        largest=largest,
+        param_millions=round(millions, 2),
+        seconds=seconds,
+    )
 
 
-def largest_batch(model: str, setup: Setup) -> int:
-    """The largest batch that runs on the card."""
+def largest_batch(model: str, setup: Setup) -> tuple[int, int]:
+    """The largest batch that runs on the card, and how many parameters the model has."""
     profiler = Profiler(source=resolve_model(model), stores=())
     (target,) = target_gpus(setup, gpu="rtx-3090", calibration="none").named_gpus
 
@@ -157,7 +179,8 @@ def largest_batch(model: str, setup: Setup) -> int:
         return resolve_run(profiler, request, target.traits, ("batch",))
 
     replays = profiler.replays(parse_alloc_conf(setup.alloc_conf))
-    return LargestSizeSearch(target, replays, run_at, HIGHEST).largest_running(setup.batch)
+    largest = LargestSizeSearch(target, replays, run_at, HIGHEST).largest_running(setup.batch)
+    return largest, run_at(max(largest, 1)).counts[0]
 
 
 # -- scores ----------------------------------------------------------------------------------------
