@@ -247,7 +247,7 @@ def _batch_norm_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) 
     x, weight, training, mask = args[1], args[2], args[7], args[9]
     if kwargs or not training or weight is None:
         return _like_batch(1)(recorder, func, args, kwargs)
-    grad = torch.empty_like(x, memory_format=suggest_memory_format(x)) if mask[0] else None
+    grad = torch.empty_like(x, memory_format=suggest_memory_format(x))
     of_weight = torch.empty_like(weight) if mask[1] else None
     return grad, of_weight, torch.empty_like(weight) if mask[2] else None
 

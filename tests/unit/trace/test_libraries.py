@@ -24,14 +24,15 @@ TIMM = """
     MODELS = {"small_net": (3, 32, 32), "grey_net": (1, 16, 16), "wide_net": (3, 32, 64)}
 
     class Net(torch.nn.Module):
-        def __init__(self, channels, num_classes=1000, width=8):
+        def __init__(self, channels, num_classes=1000, width=8, deep=False):
             super().__init__()
             self.fused = config._USE_FUSED_ATTN
             self.conv = torch.nn.Conv2d(channels, width, 3)
+            self.more = torch.nn.Conv2d(width, width, 3) if deep else torch.nn.Identity()
             self.head = torch.nn.Linear(width, num_classes)
 
         def forward(self, images):
-            return self.head(self.conv(images).mean((2, 3)))
+            return self.head(self.more(self.conv(images)).mean((2, 3)))
 
     def is_model(name):
         return name in MODELS
@@ -48,8 +49,16 @@ TIMM = """
 OPTIONS = {"loop": "plain", "gpu": "rtx-3090", "batch": 4}
 
 
+def row(answer, category):
+    return next((row.bytes for row in answer.breakdown if row.category == category), 0)
+
+
 def inputs(answer):
-    return next(row.bytes for row in answer.breakdown if row.category == "inputs")
+    return row(answer, "inputs")
+
+
+def workspaces(answer):
+    return row(answer, "workspaces")
 
 
 @pytest.fixture
@@ -118,6 +127,18 @@ class TestBatch:
         for release, fused in (((1, 12), 0), ((2, 1), 1), (None, 1)):
             model = build_library_model(source, Setup(software=Software(torch=release)), {})
             assert model.built.model.fused == fused
+
+
+@pytest.mark.usefixtures("timm")
+def test_channels_last_spare_a_convolution_the_copies():
+    options = OPTIONS | {"batch": 64, "precision": "fp16"}
+    first = memest.estimate("timm/small_net?width=64&deep=true", **options)
+    last = memest.estimate("timm/small_net?width=64&deep=true", channels_last=True, **options)
+
+    assert workspaces(last) == 0
+    assert last.peak.reserved_bytes < first.peak.reserved_bytes
+    assert inputs(last) == inputs(first)
+    assert last.to_dict()["setup"]["channels_last"]
 
 
 @pytest.mark.usefixtures("timm")
