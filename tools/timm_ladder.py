@@ -49,7 +49,6 @@ LADDER = (512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 """Batches that were tried, from the top (``decay_batch_exp`` of timm)."""
 SEED = 26
 """Of the draw of the models whose rows may be looked at for causes; the others stay blind."""
-HIGHEST = 2048
 SAME_NETWORK = 0.005
 """The share by which the number of parameters may differ where a network is the same."""
 OPTIONS = {
@@ -92,7 +91,8 @@ class Prediction:
     Attributes:
         model: its name in timm.
         layout: ``nchw`` or ``nhwc``.
-        largest: the largest batch that runs; None where there is no answer.
+        largest: the largest batch that runs, ``LADDER[0]`` where more would; None where there is
+            no answer.
         param_millions: parameters of the network that the installed release builds.
         why: there is none; empty otherwise.
         seconds: that the answer took.
@@ -175,11 +175,12 @@ def largest_batch(model: str, setup: Setup) -> tuple[int, int]:
     (target,) = target_gpus(setup, gpu="rtx-3090", calibration="none").named_gpus
 
     def run_at(batch: int) -> Run:
-        request = replace(setup, batch=batch)
-        return resolve_run(profiler, request, target.traits, ("batch",))
+        # where the largest of the ladder runs no other is asked for: one trace is enough
+        vary = None if batch == LADDER[0] else ("batch",)
+        return resolve_run(profiler, replace(setup, batch=batch), target.traits, vary)
 
     replays = profiler.replays(parse_alloc_conf(setup.alloc_conf))
-    largest = LargestSizeSearch(target, replays, run_at, HIGHEST).largest_running(setup.batch)
+    largest = LargestSizeSearch(target, replays, run_at, LADDER[0]).largest_running(setup.batch)
     return largest, run_at(max(largest, 1)).counts[0]
 
 
