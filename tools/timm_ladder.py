@@ -3,7 +3,7 @@
     python tools/timm_ladder.py              the rows that were not predicted yet, a summary
     python tools/timm_ladder.py --half first those of one half alone (``first``, ``second``)
     python tools/timm_ladder.py --again      all of them anew
-    python tools/timm_ladder.py --page       none: the summary, and the table of the page
+    python tools/timm_ladder.py --page       none: the summary alone, into ``docs/accuracy.md``
     python tools/timm_ladder.py --only vgg   those whose name has a text
 
 ``data/accuracy/timm_batches.csv`` has the readings: for each model and memory format the batch that
@@ -25,7 +25,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -44,7 +44,8 @@ from memest.replay.conf import parse_alloc_conf
 ROOT = Path(__file__).parents[1]
 READINGS = ROOT / "data" / "accuracy" / "timm_batches.csv"
 PREDICTIONS = ROOT / "data" / "accuracy" / "timm_ladder.jsonl"
-PAGE = ROOT / "docs" / "vision.md"
+PAGE = ROOT / "docs" / "accuracy.md"
+MARKS = "<!-- begin timm -->", "<!-- end timm -->"
 LADDER = (512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 """Batches that were tried, from the top (``decay_batch_exp`` of timm)."""
 SEED = 26
@@ -278,12 +279,38 @@ def summary(rows: Sequence[Reading], predictions: dict[tuple[str, str], Predicti
             f"| {name} | {result.rows} of {len(members)} | {result.inside} | {result.share:.1%} | "
             f"{result.too_low} | {result.too_high} | {result.place:.2f} |"
         )
+    lines += _misses(rows, predictions)
     without = [each for each in predictions.values() if each.largest is None]
     reasons = Counter(each.why for each in without)
     for why, count in reasons.most_common():
         names = sorted({each.model for each in without if each.why == why})
         lines += ["", f"Without an answer, {why} ({count} rows): {', '.join(names)}."]
     return "\n".join(lines)
+
+
+def _misses(
+    rows: Sequence[Reading], predictions: dict[tuple[str, str], Prediction]
+) -> Iterator[str]:
+    """Rows that are not inside, by name, with what was predicted and what ran."""
+    found = [(row, p.largest) for row in rows if (p := predictions.get(row.key)) and p.largest]
+    low = [(row, largest) for row, largest in found if largest < row.ran]
+    high = [(row, largest) for row, largest in found if row.failed and largest >= row.failed]
+    for words, members in (("Too low", low), ("Too high", high)):
+        if members:
+            texts = (
+                f"{row.model} {row.layout.upper()} {largest} (ran {row.ran})"
+                for row, largest in members
+            )
+            yield ""
+            yield f"{words}: {', '.join(texts)}."
+
+
+def write_page(text: str) -> None:
+    """Put the summary into its place on the page."""
+    begin, end = MARKS
+    head, rest = PAGE.read_text(encoding="utf-8").split(begin, 1)
+    page = f"{head}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}"
+    PAGE.write_text(page, encoding="utf-8")
 
 
 def main() -> None:
@@ -315,7 +342,9 @@ def main() -> None:
             flush=True,
         )
     tidy(predictions.values())
-    print(summary(rows, predictions))
+    text = summary(rows, predictions)
+    write_page(text)
+    print(text)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,8 @@ def test_a_command_runs_as_it_stands_there(case, bash):
     assert "Traceback" not in done.stderr
     if missing:
         package = needed.group(1)
-        assert f"this example needs {package}: pip install {package}" in done.stderr
+        assert package in done.stderr
+        assert "pip install" in done.stderr
     else:
         assert done.stdout
 
