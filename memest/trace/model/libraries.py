@@ -199,7 +199,7 @@ def _without_fused_attention() -> Iterator[None]:
     Source: ``timm/layers/config.py`` (``use_fused_attn``, which asks torch), read when a layer is
     made; before timm 0.9 there was no other.
     """
-    config = importlib.import_module("timm.layers.config")
+    config: Any = importlib.import_module("timm.layers.config")
     before = config._USE_FUSED_ATTN
     config._USE_FUSED_ATTN = 0
     try:
