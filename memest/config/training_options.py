@@ -246,7 +246,6 @@ class TrainingOptions:
         False,
         "Weights and images lie with their channels last, as model.to(memory_format="
         "torch.channels_last) and the same of the batch lay them: convolutions need no copies.",
-        short="Weights and images with channels last.",
     )
     sdpa_backend: SdpaBackend = option(
         SdpaBackend.AUTO,
