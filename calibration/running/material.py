@@ -85,6 +85,8 @@ def make_material(model: str, setup: Setup) -> Material:
     """
     _check(setup)
     source = resolve_model(model)
+    if source.library is not None:
+        raise ConfigError(f"{model} is a model of {source.library[0]}: cases are transformers'.")
     built_model = build_model(source, setup)
     plans, _, _ = plan_batch(built_model, setup)
     real: Any = _with_memory(built_model)
@@ -132,6 +134,7 @@ def _check(setup: Setup) -> None:
     for is_set, flag in (
         (setup.use_liger_kernel, "--use-liger-kernel"),
         (setup.torch_compile, "--torch-compile"),
+        (setup.channels_last, "--channels-last"),
         (bool(setup.fused_loss), "--fused-loss"),
     ):
         if is_set:

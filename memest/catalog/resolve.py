@@ -1,7 +1,7 @@
 """From what the user typed to a model configuration, without torch.
 
-In this order: a file or folder of this machine, ``package.module:factory``, the catalogue, the
-Hugging Face hub.
+In this order: a file or folder of this machine, ``package.module:factory``, the catalogue, a
+library's model (``timm/resnet50``), the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from memest.catalog.changes import split_changes
 from memest.catalog.config_file import check_config, guess_auto_class, read_config
 from memest.catalog.hub import CONFIG_NAME, fetch_config
+from memest.catalog.libraries import library_of_model
 from memest.catalog.mirrors import copy_in_4bit, mirror_note, original_of_copy
 from memest.catalog.models import CatalogueEntry, lookup
 from memest.errors import ConfigError, ModelLoadError, UnknownModelError
@@ -30,9 +31,10 @@ class ModelSource:
     """Where a model comes from.
 
     Attributes:
-        kind: ``catalogue``, ``file``, ``hub`` or ``factory``.
+        kind: ``catalogue``, ``file``, ``hub``, ``factory`` or ``library``.
         id: how to call it in results.
-        config: the configuration, None for a factory. Not part of the identity, do not change it.
+        config: the configuration, None for a factory and a library's model. Not part of the
+            identity, do not change it.
         path: the file it was read from, None for the catalogue and factories.
         provenance: where the configuration is from, in words for the user.
         factory: ``package.module:attribute``, None otherwise.
@@ -41,6 +43,8 @@ class ModelSource:
             say.
         trust_remote_code: whether code named by the configuration may run.
         changes: names in the configuration that the user changed.
+        library: that builds it by name, and the name; None otherwise.
+        arguments: of the library's function, as the user changed them.
     """
 
     kind: str
@@ -53,6 +57,8 @@ class ModelSource:
     auto_class: str | None = None
     trust_remote_code: bool = False
     changes: tuple[str, ...] = ()
+    library: tuple[str, str] | None = None
+    arguments: tuple[tuple[str, Any], ...] = ()
 
 
 def looks_like_path(ref: str) -> bool:
@@ -159,9 +165,10 @@ def resolve_model(ref: str, *, trust_remote_code: bool = False) -> ModelSource:
     """Find the configuration of a model.
 
     Args:
-        ref: a folder or ``config.json``, ``package.module:factory``, or an id of the Hugging Face
-            hub; ids of the catalogue need no network. ``?name=value&name=value`` after it changes
-            the configuration.
+        ref: a folder or ``config.json``, ``package.module:factory``, ``timm/NAME`` or
+            ``torchvision/NAME``, or an id of the Hugging Face hub; ids of the catalogue need no
+            network. ``?name=value&name=value`` after it changes the configuration, or is given to
+            the library's function.
         trust_remote_code: allow configurations that name code of their own.
 
     Returns:
@@ -185,6 +192,8 @@ def _with_changes(source: ModelSource, ref: str, changes: dict[str, Any]) -> Mod
     """
     if not changes:
         return source
+    if source.library is not None:
+        return replace(source, id=ref, arguments=tuple(changes.items()))
     if source.config is None:
         raise ConfigError(
             f"{ref!r}: a factory has no configuration to change: let it build what you mean."
@@ -230,6 +239,11 @@ def _resolve(ref: str, *, trust_remote_code: bool) -> ModelSource:
         config = copy_in_4bit(ref, entry, entry.config())
         if config is not None:
             return _from_catalogue(entry, config, ref=ref, notes=notes)
+    library = library_of_model(ref)
+    if library is not None:
+        return ModelSource(
+            kind="library", id=ref, provenance=f"built by {library[0]}", library=library
+        )
     path, provenance = _fetch(ref, entry)
     name = f"the {CONFIG_NAME} of {ref}"
     return _from_config("hub", ref, path, name, provenance, trust_remote_code)

@@ -242,6 +242,11 @@ class TrainingOptions:
         panel=Panel.KERNELS,
         short="Attention: eager, sdpa or flash_attention_2.",
     )
+    channels_last: bool = option(
+        False,
+        "Weights and images lie with their channels last, as model.to(memory_format="
+        "torch.channels_last) and the same of the batch lay them: convolutions need no copies.",
+    )
     sdpa_backend: SdpaBackend = option(
         SdpaBackend.AUTO,
         f"Kernel behind sdpa: {legal_values(SdpaBackend)}; auto is PyTorch's own choice.",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from memest.catalog.libraries import library_need
 from memest.config.attention import check_flash_precision
 from memest.config.compilation import check_release
 from memest.config.inputs import ModuleInputs
@@ -58,6 +59,8 @@ def refuse_early(source: ModelSource | None, request: Setup, module_inputs: Modu
             if RawConfig(source.config).reads_text(source.auto_class):
                 check_flash_precision(source.config, setup)
             _check_shares(source.config, source.auto_class, setup)
+    if source is not None and source.library is not None:
+        library_need(source.library[0]).check()
     try:
         TORCH.check()
     except MissingDependencyError as error:

@@ -177,7 +177,7 @@ class Profiler:
             return request
         source = self._tracer.source
         has_inputs = self._tracer.module_inputs.inputs is not None
-        if not has_inputs and (source is None or source.config is not None):
+        if not has_inputs and (source is None or source.kind != "factory"):
             return request
         batch = None
         if request.batch == Setup().batch:

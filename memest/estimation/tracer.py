@@ -151,7 +151,7 @@ class Tracer:
     def is_reproducible(self) -> bool:
         """Whether everything that the traces depend on can be written down, and they be kept."""
         source = self.source
-        if source is None or source.config is None or source.trust_remote_code:
+        if source is None or source.kind == "factory" or source.trust_remote_code:
             return False
         return self.module_inputs == NO_INPUTS
 
@@ -167,6 +167,8 @@ class Tracer:
             "auto_class": source.auto_class,
             "setup": key_of(structure),
         }
+        if source.library is not None:
+            key["built_by"] = [*source.library, release(source.library[0]), source.arguments]
         package = facts_of(structure.optimizer).package
         if package:  # it steps in backward, and is part of the trace
             key["library"] = [package, release(package.replace("-", "_"))]

@@ -13,9 +13,9 @@ from memest.estimation.replay_cache import ReplayCache
 from memest.estimation.run import Run
 from memest.estimation.run_facts import Peaks
 from memest.estimation.whole_run import resolve_run
-from memest.profiles.stream import Stream
+from memest.profiles.stream import Stream, dispensable
 from memest.replay.conf import AllocatorConf
-from memest.replay.replay import Replay, replay
+from memest.replay.replay import Replay, peak_without, replay
 from memest.report.result import GpuFit, Verdict
 from memest.units import format_size
 
@@ -130,10 +130,18 @@ def _survives(
     conf: AllocatorConf,
     unlimited_replay: Replay,
 ) -> bool:
-    """Whether the run completes in what the process part leaves, retries included."""
+    """Whether the run completes in what the process part leaves, retries included.
+
+    Retries are the allocator's, and PyTorch's with other algorithms of convolutions.
+    """
     limit = target.usable_bytes - process - peaks.added_bytes
-    if limit <= 0 or unlimited_replay.peak_allocated_bytes > limit:
+    numbers: frozenset[int] = frozenset()
+    if limit <= 0:
         return False
+    if unlimited_replay.peak_allocated_bytes > limit:
+        numbers = dispensable(stream)
+        if peak_without(unlimited_replay, stream.events, numbers) > limit:
+            return False
     if unlimited_replay.peak_reserved_bytes <= limit:
         return True
     limited_replay = replay(
@@ -143,6 +151,7 @@ def _survives(
         limit_bytes=limit,
         streams=stream.on_streams,
         empty_cache_at=stream.empty_cache_at,
+        dispensable=numbers or dispensable(stream),
     )
     return limited_replay.num_ooms == 0
 
@@ -208,11 +217,21 @@ class LargestSizeSearch:
         """
         first = self.at(min(max(start, 1), self._highest)).peaks
         free_bytes = self._target.usable_bytes - first.process_expected_bytes
-        largest = self._last(lambda trial: trial.runs, start, free_bytes)
+        largest = self.largest_running(start)
         if self._run_at(max(largest, 1)).setup.unpriced:
             return largest, 0  # no size surely fits: nothing is to be looked for
         free_bytes -= first.high_bytes - first.device_bytes
         return largest, self._last(lambda trial: trial.fits, max(largest, 1), free_bytes)
+
+    def largest_running(self, start: int) -> int:
+        """The largest that runs with the context expected, 0 where not even 1 does.
+
+        Args:
+            start: where to begin.
+        """
+        first = self.at(min(max(start, 1), self._highest)).peaks
+        free_bytes = self._target.usable_bytes - first.process_expected_bytes
+        return self._last(lambda trial: trial.runs, start, free_bytes)
 
     def _last(self, condition: Callable[[SizeTrial], bool], start: int, free_bytes: int) -> int:
         """The largest size for which ``condition``, by secants, then by halves.

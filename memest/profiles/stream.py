@@ -28,10 +28,16 @@ from memest.events import (
     SeamKind,
     Trace,
     on_stream,
+    plain_name,
     stream_of,
 )
 from memest.profiles.pieces import MAX_REPEATS, Pieces, Span
-from memest.workspaces.operator_call import GpuTraits, Lifetime, Workspace
+from memest.workspaces.operator_call import (
+    CONVOLUTION_WORKSPACE,
+    GpuTraits,
+    Lifetime,
+    Workspace,
+)
 from memest.workspaces.registry import workspaces_of
 
 __all__ = [
@@ -40,6 +46,7 @@ __all__ = [
     "Player",
     "Shape",
     "Stream",
+    "dispensable",
     "lay_out",
     "make_stream",
     "shape_of",
@@ -141,6 +148,27 @@ def streams_of(course: Course) -> bytes:
     """
     own = [stream and stream + _WRAPPERS_STREAMS for stream in map(stream_of, course.label_names)]
     return bytes(own[label] for label in course.labels) if any(own) else b""
+
+
+def dispensable(course: Course) -> frozenset[int]:
+    """The numbers that a run goes on without where memory does not suffice for them.
+
+    They are workspaces of convolutions: PyTorch catches the error, which has emptied the cache
+    before, and asks cuDNN for the next algorithm, down to those that need none.
+
+    Source: ``AlgoIterator::try_all`` of ATen/native/cudnn/Conv_v7.cpp, ``try_plans`` and
+    ``try_configs`` of Conv_v8.cpp (1.8 to 2.13).
+    """
+    of_convolutions = {
+        index
+        for index, name in enumerate(course.label_names)
+        if plain_name(name).endswith(CONVOLUTION_WORKSPACE)
+    }
+    if not of_convolutions:
+        return frozenset()
+    return frozenset(
+        number for number, label in enumerate(course.labels) if label in of_convolutions
+    )
 
 
 def shape_of(call_workspaces: Sequence[tuple[Workspace, ...]]) -> Shape:

@@ -7,7 +7,7 @@ exact and the full model of :mod:`memest.replay.allocator` otherwise; the answer
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import neg
@@ -22,7 +22,7 @@ from memest.replay.sizes import NO_DIVISIONS, UNBOUNDED_RANGE, expandable_range,
 if TYPE_CHECKING:
     from memest.replay.blocks import Block
 
-__all__ = ["Replay", "check_events", "replay", "replay_reference"]
+__all__ = ["Replay", "check_events", "peak_without", "replay", "replay_reference"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +74,7 @@ def replay(
     requested: bool = True,
     streams: bytes = b"",
     empty_cache_at: Sequence[int] = (),
+    dispensable: Collection[int] = (),
 ) -> Replay:
     """Replay allocations and frees from an empty allocator.
 
@@ -95,6 +96,8 @@ def replay(
             only be used again on its own stream.
         empty_cache_at: events in front of which the program calls
             ``torch.cuda.empty_cache``, in order.
+        dispensable: allocation numbers that the program goes on without where memory does not
+            suffice for them.
 
     Returns:
         Peaks, their places, and the size of every block handed out.
@@ -127,6 +130,7 @@ def replay(
         curve=curve,
         streams=streams,
         empty_cache_at=empty_cache_at,
+        dispensable=dispensable,
     )
 
 
@@ -232,6 +236,14 @@ def _summarize(
     )
 
 
+def peak_without(result: Replay, events: Sequence[int], numbers: Collection[int]) -> int:
+    """The allocated peak of a replay if some allocation numbers had not been made, bytes."""
+    block_bytes = list(result.block_bytes)
+    for number in numbers:
+        block_bytes[number] = 0
+    return max(_running_sum(events, block_bytes), default=0)
+
+
 def _running_sum(events: Sequence[int], amounts: Sequence[int]) -> list[int]:
     """The sum of what is alive after each event.
 
@@ -252,6 +264,7 @@ def replay_reference(
     curve: bool = False,
     streams: bytes = b"",
     empty_cache_at: Sequence[int] = (),
+    dispensable: Collection[int] = (),
 ) -> Replay:
     """:func:`replay` with the full model only; slower, and the judge of the fast loops."""
     # here, because most questions never come this way
@@ -276,7 +289,8 @@ def replay_reference(
             try:
                 block = allocator.malloc(sizes[event], streams[event] if streams else 0)
             except OutOfMemory:
-                oom_index = index
+                if event not in dispensable:
+                    oom_index = index
             else:
                 if block is not None:
                     blocks[event] = block
@@ -301,7 +315,7 @@ def replay_reference(
         final_allocated_bytes=allocated_stat.current,
         final_reserved_bytes=reserved_stat.current,
         num_alloc_retries=allocator.stats.num_alloc_retries,
-        num_ooms=allocator.stats.num_ooms,
+        num_ooms=int(oom_index is not None),
         oom_index=oom_index,
         block_bytes=block_bytes,
         num_segments=allocator.stats.segment.all.current,

@@ -356,6 +356,8 @@ def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
     )
     if setup.attn_implementation.value != "auto":
         items.append(f"{setup.attn_implementation.value} attention")
+    if setup.channels_last:
+        items.append("channels last")
     if setup.use_liger_kernel:
         items.append("Liger kernels")
     if setup.fused_loss:

@@ -172,7 +172,9 @@ def seed_numpy() -> None:
 
 _HERE = str(Path(__file__).resolve().parents[1]) + os.sep
 _MACHINERY = frozenset(("torch", "functorch", "memest"))
-_KNOWN = frozenset(("torch", "transformers", "peft", "bitsandbytes", "accelerate", "liger_kernel"))
+_KNOWN = frozenset(
+    """torch transformers peft bitsandbytes accelerate liger_kernel timm torchvision""".split()
+)
 """Libraries whose code a trace knows how to run."""
 
 

@@ -57,6 +57,7 @@ from memest.trace.model.build import (
     put_into_training,
 )
 from memest.trace.model.factories import container
+from memest.trace.model.libraries import IMAGE_SIDE, build_library_model
 from memest.trace.model.noise import add_noise
 from memest.trace.model.packed import pack
 from memest.trace.model.quantization import Loading, quantize
@@ -151,6 +152,8 @@ def build(
         return _from_module(setup, module, module_inputs)
     if source.kind == "factory":
         return _from_factory(setup, source, module_inputs)
+    if source.kind == "library":
+        return _from_library(setup, source, module_inputs)
     model_type = str((source.config or {}).get("model_type", ""))
     setup = replace(setup, attn_implementation=attention_of(model_type, setup))
     quantization, own_notes = own_quantization(source.config or {}, setup.quantization)
@@ -177,16 +180,47 @@ def _from_factory(setup: Setup, source: ModelSource, module_inputs: ModuleInputs
     return _run_with_batch(setup, built_model, module_inputs)
 
 
+def _from_library(setup: Setup, source: ModelSource, module_inputs: ModuleInputs) -> MetaModel:
+    """The run of a model that timm or torchvision builds by its name."""
+    arguments = {**dict(source.arguments), **dict(module_inputs.model_args)}
+    library_model = build_library_model(source, setup, arguments)
+    built_model = library_model.built
+    _check_attention(built_model.model, setup)
+    built_model = _adapt_model(built_model, setup)
+    own_loss = module_inputs.loss is not None or module_inputs.step_fn is not None
+    image_side = None
+    if module_inputs.inputs is None:
+        module_inputs = replace(module_inputs, inputs=built_model.inputs)
+        image_side = IMAGE_SIDE, library_model.image_size
+    if own_loss:
+        return _run_with_batch(setup, built_model, module_inputs, image_side)
+    module_inputs = replace(module_inputs, loss=built_model.loss)
+    meta_model = _run_with_batch(setup, built_model, module_inputs, image_side)
+    return replace(meta_model, own_code=own_code(built_model.model))
+
+
 def _run_with_batch(
-    setup: Setup, built_model: BuiltModel, module_inputs: ModuleInputs
+    setup: Setup,
+    built_model: BuiltModel,
+    module_inputs: ModuleInputs,
+    image_side: tuple[str, int] | None = None,
 ) -> MetaModel:
-    """A run of a model with the batch that the user gave, else with what its config says."""
+    """A run of a model with the batch that the user gave, else with what its config says.
+
+    Args:
+        setup: the run.
+        built_model: the model.
+        module_inputs: what it is fed.
+        image_side: as of :class:`ExampleBatch`.
+    """
     has_inputs = module_inputs.inputs is not None
     if module_inputs.dims and not has_inputs:
         raise ConfigError(
             f"--dim {module_inputs.dims[0][0]}: no --input has it: name the inputs too."
         )
-    batch = ExampleBatch(module_inputs) if has_inputs else PlannedBatch(built_model)
+    batch: ExampleBatch | PlannedBatch = PlannedBatch(built_model)
+    if has_inputs:
+        batch = ExampleBatch(module_inputs, image_side=image_side)
     # what cannot be taken or read is said before anything else is done
     sizes = batch.answer(setup).batch_sizes
     if has_inputs:
@@ -232,6 +266,8 @@ def _adapt_model(built_model: BuiltModel, setup: Setup, *, ready: bool = False) 
         )
     freeze(built_model.trained_model, setup)
     cast_weights(built_model.trained_model, setup)
+    if setup.channels_last:
+        built_model.trained_model.to(memory_format=torch.channels_last)
     add_noise(built_model.trained_model, setup)
     if setup.distributed.in_half:
         half = built_model.dtype if built_model.dtype.itemsize == 2 else torch.bfloat16
@@ -393,6 +429,8 @@ def trace_beginning(meta_model: MetaModel, setup: Setup, gpu: GpuTraits) -> Trac
 def _plan_batch(meta_model: MetaModel, setup: Setup) -> tuple[TensorPlan, ...]:
     """What a model is fed."""
     plans = drop_attention_mask(meta_model.plan(setup), setup.distributed)
+    if setup.channels_last:
+        plans = tuple(replace(plan, channels_last=len(plan.shape) == 4) for plan in plans)
     return masks_as_before(plans, meta_model.model, setup)
 
 

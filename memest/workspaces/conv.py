@@ -22,13 +22,19 @@ from memest.workspaces.layout import (
     tensor,
     until,
 )
-from memest.workspaces.operator_call import GpuTraits, OpCall, TensorSpec, Value, Workspace
+from memest.workspaces.operator_call import (
+    CONVOLUTION_WORKSPACE,
+    GpuTraits,
+    OpCall,
+    TensorSpec,
+    Value,
+    Workspace,
+)
 from memest.workspaces.reduce import ReduceKernel, reduction_scratch
 from memest.workspaces.registry import rule
 
 __all__: list[str] = []
 
-_WORKSPACE = "cuDNN convolution workspace"
 _MOST = 4096 * MIB
 _TILE = 128
 _PIXELS_OF_A_PART = 2048
@@ -159,7 +165,7 @@ def _workspace(layer: _Layer, gpu: GpuTraits, *, sums_pixels: bool = False) -> W
     if tensor_cores and not layer.is_depthwise:
         expected = _sums_bytes(layer, gpu) if sums_pixels else _transposed_bytes(layer)
     high = min(max(4 * total, expected), max(_MOST, expected))
-    return Workspace(expected, _WORKSPACE, high_nbytes=high)
+    return Workspace(expected, CONVOLUTION_WORKSPACE, high_nbytes=high)
 
 
 def _transposed_bytes(layer: _Layer) -> int:

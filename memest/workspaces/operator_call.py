@@ -11,7 +11,19 @@ import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = ["DTYPE_BYTES", "GpuTraits", "Lifetime", "OpCall", "TensorSpec", "Value", "Workspace"]
+__all__ = [
+    "CONVOLUTION_WORKSPACE",
+    "DTYPE_BYTES",
+    "GpuTraits",
+    "Lifetime",
+    "OpCall",
+    "TensorSpec",
+    "Value",
+    "Workspace",
+]
+
+CONVOLUTION_WORKSPACE = "cuDNN convolution workspace"
+"""Labels what a run can do without: where it cannot be had, another algorithm is taken."""
 
 DTYPE_BYTES = {
     "float64": 8,

@@ -229,6 +229,29 @@ def _like_batch(position: int) -> Handler:
     return handler
 
 
+def _batch_norm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """What a batch norm in training returns: the result, and its mean and inverse deviation.
+
+    Meta takes it apart into some thirty operators of Python to find that out.
+    """
+    x, training = args[0], args[5]
+    if kwargs or not training or not x.is_floating_point() or x.dim() < 2:
+        return _like_batch(0)(recorder, func, args, kwargs)
+    wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+    out = torch.empty_like(x, memory_format=suggest_memory_format(x))
+    return out, x.new_empty(x.shape[1], dtype=wide), x.new_empty(x.shape[1], dtype=wide)
+
+
+def _batch_norm_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """Gradients of the input as it lies, of weight and bias as the weight is."""
+    x, weight, training, mask = args[1], args[2], args[7], args[9]
+    if kwargs or not training or weight is None:
+        return _like_batch(1)(recorder, func, args, kwargs)
+    grad = torch.empty_like(x, memory_format=suggest_memory_format(x))
+    of_weight = torch.empty_like(weight) if mask[1] else None
+    return grad, of_weight, torch.empty_like(weight) if mask[2] else None
+
+
 def kernel_handlers() -> dict[Any, Handler]:
     """Handlers that show what the real kernels make and return."""
     return {
@@ -240,9 +263,9 @@ def kernel_handlers() -> dict[Any, Handler]:
         aten.native_layer_norm.default: _contiguous_first,
         aten.native_layer_norm_backward.default: _contiguous_first,
         aten._log_softmax_backward_data.default: _contiguous_first,
-        aten.native_batch_norm.default: _like_batch(0),
+        aten.native_batch_norm.default: _batch_norm,
         aten._native_batch_norm_legit.default: _like_batch(0),
-        aten.native_batch_norm_backward.default: _like_batch(1),
+        aten.native_batch_norm_backward.default: _batch_norm_backward,
         aten.cudnn_batch_norm.default: _like_batch(0),
         aten.cudnn_batch_norm_backward.default: _like_batch(0),
     }

@@ -35,10 +35,13 @@ class ExampleBatch:
     Attributes:
         inputs: inputs and the letters of specifications.
         batch: samples of example tensors, None where the inputs take any batch.
+        image_side: the letter of specifications that is the image size, and the size that the
+            model has where none is asked for; None where the inputs have no such letter.
     """
 
     inputs: ModuleInputs
     batch: int | None = None
+    image_side: tuple[str, int] | None = None
     _spec: TreeSpec | None = None
     _names: tuple[str, ...] = ()
     _leaves: tuple[Any, ...] = ()
@@ -77,6 +80,11 @@ class ExampleBatch:
         """The sizes that the batch takes of a setup, and what there is to say of them."""
         batch_sizes: dict[str, Any] = {}
         notes = []
+        if self.image_side is not None:
+            own_size = self.image_side[1]
+            batch_sizes["image_size"] = setup.image_size or own_size
+            if setup.image_size is None:
+                notes.append(f"images of {own_size} x {own_size} pixels (--image-size sets it)")
         takes_length = "S" in self._letters or _takes_length(self.inputs.inputs)
         if takes_length:
             batch_sizes["seq_len"] = setup.seq_len or _LENGTH
@@ -85,7 +93,7 @@ class ExampleBatch:
         for name, value in (
             ("seq_len", None if takes_length else setup.seq_len),
             ("target_len", setup.target_len),
-            ("image_size", setup.image_size),
+            ("image_size", None if self.image_side is not None else setup.image_size),
             ("audio_seconds", setup.audio_seconds),
         ):
             if value is not None:
@@ -103,6 +111,9 @@ class ExampleBatch:
         dims = {"B": setup.batch, **dict(self.inputs.dims)}
         if setup.seq_len is not None:
             dims["S"] = setup.seq_len
+        if self.image_side is not None:
+            letter, own_size = self.image_side
+            dims[letter] = setup.image_size or own_size
         plans = []
         for name, leaf in zip(names, leaves, strict=True):
             if isinstance(leaf, InputSpec):

@@ -45,6 +45,7 @@ class TensorPlan:
         fill: its known value, the same everywhere.
         value: makes its known value, on the CPU.
         constant: a Python value that is passed instead of a tensor (``return_loss=True``).
+        channels_last: an image whose channels lie last.
     """
 
     name: str
@@ -53,6 +54,7 @@ class TensorPlan:
     fill: int | None = None
     value: Callable[[], torch.Tensor] | None = None
     constant: Any = None
+    channels_last: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,8 @@ def realise(plans: tuple[TensorPlan, ...], device: str = "meta") -> dict[str, An
         if plan.constant is not None:
             out[plan.name] = plan.constant
             continue
-        tensor = torch.empty(plan.shape, dtype=plan.dtype, device=device)
+        layout = torch.channels_last if plan.channels_last else torch.contiguous_format
+        tensor = torch.empty(plan.shape, dtype=plan.dtype, device=device, memory_format=layout)
         if device == "meta":
             if plan.value is not None:
                 attach(tensor, plan.value())

@@ -53,11 +53,14 @@ def test_a_command_runs_as_it_stands_there(case, bash):
 
     done = bash("-c", line, cwd=ROOT, PYTHONDONTWRITEBYTECODE="1")
 
-    assert done.returncode == (1 if missing else code), done.stderr
+    # code of an example that fails, or a library that memest asks for itself
+    missing_code = 6 if re.search(r"\b(timm|torchvision)/", line) else 1
+    assert done.returncode == (missing_code if missing else code), done.stderr
     assert "Traceback" not in done.stderr
     if missing:
         package = needed.group(1)
-        assert f"this example needs {package}: pip install {package}" in done.stderr
+        assert package in done.stderr
+        assert "pip install" in done.stderr
     else:
         assert done.stdout
 

@@ -85,7 +85,7 @@ EVENTS = [*range(10), *(~n for n in range(10)), *range(10, 20)]
 SIZES = [30 * MIB] * 10 + [36 * MIB] * 10
 
 
-def judged(usable, conf="", slack=0, **setup):
+def judged(usable, conf="", slack=0, label="aten.mm.default", **setup):
     """The verdict on a run that reserves 660 MiB of which 360 MiB are ever allocated."""
     options = parse_alloc_conf(conf)
     result = replay(EVENTS, SIZES, options)
@@ -107,6 +107,7 @@ def judged(usable, conf="", slack=0, **setup):
     )
     stream = type("S", (), {
         "events": EVENTS, "sizes": SIZES, "on_streams": b"", "empty_cache_at": (),
+        "labels": [0] * len(SIZES), "label_names": [label],
     })()  # fmt: skip
     return verdict_for(target, memest.Setup(**setup), peaks, stream, result, options)
 
@@ -127,6 +128,13 @@ def test_tensors_that_do_not_fit_do_not_fit():
     assert judged(350).verdict is Verdict.DOES_NOT_FIT
     assert judged(350, unpriced=[DPO]).verdict is Verdict.DOES_NOT_FIT
     assert judged(400, unpriced=[DPO]).verdict is Verdict.CANNOT_SAY
+
+
+def test_workspaces_of_convolutions_end_no_run():
+    """PyTorch takes another algorithm where cuDNN's workspace does not fit."""
+    label = "aten.convolution.default: cuDNN convolution workspace"
+    assert judged(350, label=label).verdict is Verdict.RELEASES_CACHE
+    assert judged(350, label="aten.sum: reduction scratch").verdict is Verdict.DOES_NOT_FIT
 
 
 def test_a_range_that_is_a_librarys_choice_is_no_close_call():

@@ -7,10 +7,16 @@ import torch
 from torch.nn import functional
 
 from memest.config.setup import SdpaBackend
-from memest.trace.cuda.cuda_ops import cuda_handlers, cuda_operators, kernel_handlers
+from memest.trace.cuda.cuda_ops import (
+    _like_batch,
+    cuda_handlers,
+    cuda_operators,
+    kernel_handlers,
+)
 from memest.trace.recorder import Recorder
 from memest.workspaces.operator_call import GpuTraits
 
+aten = torch.ops.aten
 N = 64 * 64
 
 
@@ -200,3 +206,38 @@ def test_layer_norm_s_gradient_is_contiguous_whatever_arrives():
             arrives, x, [16], mean, rstd, None, None, [True, False, False]
         )
     assert gradient.is_contiguous()
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
+@pytest.mark.parametrize("shape", [(4, 8, 5, 5), (4, 8, 7), (4, 8)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "of_weight"),
+    [
+        (torch.float32, torch.float32),
+        (torch.float16, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float64, torch.float64),
+    ],
+    ids=str,
+)
+def test_batch_norms_return_what_their_decomposition_does(dtype, of_weight, shape, last):
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    if last and len(shape) == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
+    weight = torch.empty(8, dtype=of_weight, device="meta")
+    forward = (x, weight, weight, weight, weight, True, 0.1, 1e-5)
+    norm, backward = aten.native_batch_norm.default, aten.native_batch_norm_backward.default
+    handlers = kernel_handlers()
+
+    found = handlers[norm](None, norm, forward, {})
+    assert layouts(found) == layouts(_like_batch(0)(None, norm, forward, {}))
+
+    for mask in ([True, True, True], [False, True, False]):
+        arguments = (x, x, weight, weight, weight, found[1], found[1], True, 1e-5, mask)
+        gradients = handlers[backward](None, backward, arguments, {})
+        expected = _like_batch(1)(None, backward, arguments, {})
+        assert layouts(gradients) == layouts(expected)
+
+
+def layouts(tensors):
+    return [None if t is None else (t.shape, t.stride(), t.dtype) for t in tensors]
