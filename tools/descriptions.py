@@ -17,7 +17,7 @@ import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +39,22 @@ class Description:
     Attributes:
         options: that they state, by the names of records.
         releases: of packages that they state.
+        stated: options that rows state whose code has them, by a part of the rows' names.
         models: names of the catalogue for models that records name by their code, by what the
             record calls them.
     """
 
     options: tuple[str, ...]
     releases: tuple[str, ...] = ()
+    stated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     models: Mapping[str, str] | None = None
 
     def of(self, record: CaseRecord) -> CaseRecord | None:
         """A record as described; None where no name of the catalogue stands for its model."""
         model = record.model
         options = {name: record.setup[name] for name in self.options if name in record.setup}
+        for part, more in self.stated.items():
+            options |= more if part in record.id else {}
         software = {
             name: record.software[name] for name in self.releases if name in record.software
         }
@@ -68,7 +72,10 @@ class Description:
 
 
 USUAL_OPTIMIZERS = ("adamw_hf", "adamw_torch")
-_LORA = "batch seq_len checkpointing peft lora_r load_in_4bit num_gpus fsdp fsdp_offload dtype loop"
+_LORA = (
+    "batch seq_len checkpointing peft lora_r load_in_4bit num_gpus fsdp fsdp_offload dtype loop "
+    "fsdp_version bnb_4bit_quant_storage"
+)
 DESCRIPTIONS = {
     "bert_large": Description(
         ("batch", "grad_accum", "checkpointing", "precision", "optim"), ("transformers",)
@@ -76,6 +83,7 @@ DESCRIPTIONS = {
     "fsdp_qlora": Description(tuple(_LORA.split())),
     "litgpt": Description(
         ("batch", "seq_len", "num_gpus", "fsdp", "loop"),
+        stated={"": {"dtype": "bfloat16"}, "-lora-": {"peft": "lora", "lora_r": 8}},
         models={
             "phi-1_5": "microsoft/phi-1_5",
             "Llama-2-7b-hf": "meta-llama/Llama-2-7b-hf",
@@ -84,7 +92,9 @@ DESCRIPTIONS = {
     ),
     "optimum": Description(("batch", "seq_len")),
     "vision": Description(
-        ("batch", "optim", "loop"), models={"vit_l_16": "google/vit-large-patch16-224"}
+        ("batch", "optim", "loop"),
+        stated={"bf16": {"dtype": "bfloat16"}},
+        models={"vit_l_16": "google/vit-large-patch16-224"},
     ),
     "xmem": Description(("batch", "seq_len", "optim", "loop"), ("torch", "transformers")),
 }
@@ -150,6 +160,9 @@ def scores(lines: list[dict[str, Any]]) -> Iterator[str]:
         groups["**all**"].append(line)
     for name, group in sorted(groups.items()):
         answered = [line for line in group if "described_bytes" in line]
+        if not answered:
+            yield f"| {name} | 0 | - | - | - | - | {len(group)} |"
+            continue
         errors = sorted(abs(error_of(line)) for line in answered)
         known = [
             abs(line["known_bytes"] / line["measured_bytes"] - 1)

@@ -24,7 +24,11 @@ TIMEOUT_SECONDS = 5.0
 def _suggestion(ref: str) -> str:
     ids = closest_models(ref)
     nearest = f"Nearest in memest's own catalogue: {', '.join(ids)}. " if ids else ""
-    return f"{nearest}`memest models` lists the catalogue; the path of a config.json works too."
+    return (
+        f"{nearest}`memest models` lists the catalogue; the path of a config.json works too, and "
+        "models of torchvision, timm or diffusers are named as package.module:factory (`memest "
+        "help naming-models`)."
+    )
 
 
 def _unknown(ref: str, why: str) -> UnknownModelError:

@@ -18,7 +18,7 @@ from memest.errors import MemestError
 from memest.files.texts import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console, JustifyMethod, RenderableType
+    from rich.console import Console, RenderableType
     from rich.text import Text
 
     from memest.report.answer import Answer
@@ -174,7 +174,7 @@ class Output:
         self,
         rows: Iterable[Sequence[str | Text]],
         head: Sequence[str] = (),
-        sides: Sequence[JustifyMethod] = ("left", "left"),
+        sides: Sequence[str] = ("left", "left"),
     ) -> None:
         """Write rows as a table.
 

@@ -361,7 +361,7 @@ COLUMNS, NO_COLOR | width and colours of reports and helps
 bert-large-uncased | a name of the catalogue (memest models)
 meta-llama/Llama-3.1-8B | an id of the Hugging Face hub
 ./my-model, ./config.json | a folder, or the configuration itself
-package.module:factory | anything that returns a torch.nn.Module
+package.module:factory | anything that returns a torch.nn.Module, of timm, diffusers, ... too
 'gpt2?n_layer=4&n_embd=256' | any of them with values of its configuration changed
 
 A configuration of a run that names its model may stand in its place: memest estimate run.yaml,

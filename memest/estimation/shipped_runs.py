@@ -105,7 +105,7 @@ def nearest_run(source: ModelSource | None, request: Setup) -> str:
         request: the run that was asked for.
 
     Returns:
-        A sentence; empty where nothing of the model comes with the package.
+        A sentence; empty of what is no model of the catalogue.
     """
     if source is None or source.config is None:
         return ""
@@ -123,7 +123,7 @@ def nearest_run(source: ModelSource | None, request: Setup) -> str:
             return ""
     model = _shipped_by_config().get(_digest(config, auto_class))
     if model is None:
-        return ""
+        return f"No run of {name} comes with memest." if source.kind == "catalogue" else ""
     asked = key_of(structure_of(request))
     far, run = min(
         ((_distance(asked, run.setup), run) for run in _runs_of(model)),

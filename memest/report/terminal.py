@@ -12,7 +12,6 @@ from rich.console import (
     Console,
     ConsoleOptions,
     Group,
-    JustifyMethod,
     RenderableType,
     RenderResult,
 )
@@ -181,7 +180,7 @@ class Grid:
     """
 
     def __init__(
-        self, *sides: JustifyMethod, head: Iterable[str] = (), pad: int = 2, folds: bool = False
+        self, *sides: Any, head: Iterable[str] = (), pad: int = 2, folds: bool = False
     ) -> None:
         titles = tuple(head)
         self._sides = sides
@@ -216,7 +215,7 @@ class Grid:
         ]
         return sum(widths) + self._pad * (len(widths) - 1)
 
-    def _least(self, text: Text, side: JustifyMethod) -> int:
+    def _least(self, text: Text, side: str) -> int:
         """Columns that a cell cannot do without."""
         if side == "right":
             parts = text.plain.split() if self._folds else text.plain.splitlines()

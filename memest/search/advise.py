@@ -23,7 +23,7 @@ from memest.config.options import (
     samples_of_each,
 )
 from memest.config.setup import Precision, Setup
-from memest.errors import ConfigError, MemestError
+from memest.errors import ConfigError, MemestError, MissingDependencyError
 from memest.estimation.gpu_target import Place
 from memest.estimation.notes import one_of_several
 from memest.report.findings import Advice, Plan
@@ -158,6 +158,7 @@ class _Search:
         self._probe = finder.probe
         self._freedom = freedom
         self._notes: dict[str, None] = {}
+        self._refusal: MemestError | None = None
 
     def advice(self) -> Advice:
         """All plans, ranked."""
@@ -168,6 +169,8 @@ class _Search:
             combinations = [*combinations, *others]
         if not self._is_whole(candidates):
             candidates += self._try(lighter(combinations))
+        if not candidates and self._refusal is not None:
+            raise self._refusal
         fitting = [c for c in candidates if c.verdict is not Verdict.DOES_NOT_FIT]
         best = [c for c in fitting if not any(self._beats(d, c) for d in fitting)]
         best.sort(key=self._rank)
@@ -188,8 +191,10 @@ class _Search:
             try:
                 candidates += self._finder.candidates(combo)
             except MemestError as error:
-                if combo == combinations[0]:
+                # what is not installed may be missing for some of them alone
+                if combo == combinations[0] and not isinstance(error, MissingDependencyError):
                     raise
+                self._refusal = self._refusal or error
                 self._notes[f"left out {combo.words()}: {error}"] = None
         return candidates
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memest.config.setup import Attention, Dtype, Precision, Setup
+from memest.errors import MissingDependencyError
 from memest.report.result import Estimate, Verdict
 from memest.search.cost import Probe
 
@@ -161,7 +162,10 @@ def other_precisions(probe: Probe, setup: Setup) -> list[Precision]:
     """
     if setup.loaded_dtype in _HALF or setup.master_weights:
         return []
-    facts = probe.estimate(batch=1, grad_accum=1).model
+    try:
+        facts = probe.estimate(batch=1, grad_accum=1).model
+    except MissingDependencyError:
+        return []  # other runs of the model may be answered without
     if facts.parameters and facts.parameter_bytes < 3 * facts.parameters:
         return []
     precisions = []

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memest.config.setup import Attention, Precision
+from memest.errors import MissingDependencyError
 from memest.events import Category
 from memest.report.findings import PlanStep
 from memest.report.result import Verdict
@@ -141,7 +142,11 @@ def _checkpointing(
             reason = "not needed"
         return PlanStep(option="checkpointing", value="none", why=reason)
     flops = finder.probe.work(**changes).total.flops
-    plain_flops = finder.probe.work(**{**changes, "checkpointing": "none"}).total.flops
+    try:
+        plain_flops = finder.probe.work(**{**changes, "checkpointing": "none"}).total.flops
+    except MissingDependencyError:
+        reason = "recomputes layers; without it nothing is known while torch is not installed"
+        return PlanStep(option="checkpointing", value=combo.checkpointing, why=reason)
     reason = f"recomputes layers, {flops / max(plain_flops, 1):.2f} times the operations"
     without = replace(combo, checkpointing="none")
     rivals = [c for c in candidates if c.combo == without and c.verdict is candidate.verdict]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import memest
-from memest.errors import ConfigError
+from memest.config import packages
+from memest.errors import ConfigError, MissingDependencyError
 from memest.sharding.deepspeed_estimator import zero2_model_states, zero3_model_states
 
 RECORDED = Path(__file__).parent / "deepspeed_estimator.json"
@@ -126,3 +127,31 @@ def test_gpus_that_share_layers_alone_are_called_so():
     model = "meta-llama/Llama-3.2-1B?num_hidden_layers=1"
     table = memest.stages(model, num_gpus=2, tp=2, batch=1, seq_len=32, gpu="t4", loop="plain")
     assert next(row.name for row in table.rows if row.estimate is not None) == "TP 2"
+
+
+@pytest.fixture
+def without_torch(monkeypatch, tmp_path):
+    """What comes with the package, and nothing that traces."""
+    monkeypatch.setenv("MEMEST_CACHE", str(tmp_path))
+    monkeypatch.setattr(packages, "is_there", lambda module: False)
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_rows_that_need_torch_are_refused_and_the_others_shown():
+    table = memest.stages(
+        "Qwen/Qwen2.5-0.5B", num_gpus=2, bf16=True, checkpointing="full", seq_len=512
+    )
+    answered = {row.name for row in table.rows if row.estimate is not None}
+    assert {"DDP", "ZeRO-2", "ZeRO-3", "FSDP2 full"} <= answered
+    (refused,) = {row.refused for row in table.rows if row.estimate is None}
+    assert "pip install 'memest-gpu[torch]'" in refused
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_plans_that_need_torch_are_left_out_and_the_others_told():
+    asked = {"qlora": True, "bf16": True, "gpu": "rtx-4090", "seq_len": 1024}
+    advice = memest.advise("Qwen/Qwen2.5-7B", effective_batch=8, **asked)
+    assert {plan.estimate.setup.checkpointing for plan in advice.plans} == {"full"}
+    assert any("left out checkpointing none" in note for note in advice.notes)
+    with pytest.raises(MissingDependencyError, match=r"is answered without --attn-impl"):
+        memest.advise("gpt2", effective_batch=8, gpu="t4", attn_implementation="eager")
