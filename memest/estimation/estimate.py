@@ -62,9 +62,10 @@ def estimate(
     """Predict the GPU memory of a training run.
 
     Args:
-        model: a catalogue name, hub id, folder, config.json, ``package.module:factory``, or a
-            live ``torch.nn.Module`` (which is not modified), or what :func:`memest.read_config`
-            and :func:`memest.read_command` return.
+        model: a catalogue name, hub id, folder, config.json, ``timm/NAME`` or
+            ``torchvision/NAME``, ``package.module:factory``, or a live ``torch.nn.Module`` (which
+            is not modified), or what :func:`memest.read_config` and :func:`memest.read_command`
+            return.
         setup: the training configuration; ``options`` are an alternative way to give it.
         gpu: name of a GPU, ``local``, or several; the first one decides the verdict.
         gpu_memory: bytes the GPU has, in place of the catalogue's figure.

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from memest.catalog.libraries import library_need
 from memest.catalog.resolve import ModelSource
@@ -113,7 +114,7 @@ def _create_for(
     name = _SIZES[source.library[0]]
     if name not in arguments:
         try:
-            return create(**arguments, **{name: image_size})
+            return _build(create, {**arguments, name: image_size})
         except TypeError as error:
             if name not in str(error):
                 raise _refusal(source, error) from error
@@ -124,9 +125,35 @@ def _create_for(
 
 def _create(source: ModelSource, create: Create, arguments: Mapping[str, Any]) -> torch.nn.Module:
     try:
-        return create(**arguments)
+        return _build(create, arguments)
     except Exception as error:
         raise _refusal(source, error) from error
+
+
+def _build(create: Create, arguments: Mapping[str, Any]) -> torch.nn.Module:
+    """Call the function; once more with rows of numbers on the host where it asks for them."""
+    try:
+        return create(**arguments)
+    except RuntimeError as error:  # "... cannot be called on meta tensors", "Cannot copy ..."
+        if "meta" not in str(error):
+            raise
+    with _NumbersOnHost():
+        return create(**arguments)
+
+
+class _NumbersOnHost(TorchFunctionMode):
+    """Rows of numbers that a constructor makes are on the host, so that it may read them.
+
+    RegNets work their widths out of such a row.
+    """
+
+    _ROWS = (torch.arange, torch.linspace, torch.tensor)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in self._ROWS:
+            kwargs.setdefault("device", "cpu")
+        return func(*args, **kwargs)
 
 
 def _refusal(source: ModelSource, error: Exception) -> MemestError:

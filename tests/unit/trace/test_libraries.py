@@ -24,8 +24,9 @@ TIMM = """
     MODELS = {"small_net": (3, 32, 32), "grey_net": (1, 16, 16), "wide_net": (3, 32, 64)}
 
     class Net(torch.nn.Module):
-        def __init__(self, channels, num_classes=1000, width=8, deep=False):
+        def __init__(self, channels, num_classes=1000, width=8, deep=False, read=False):
             super().__init__()
+            width = int((torch.arange(2) * width)[1].item()) if read else width
             self.fused = config._USE_FUSED_ATTN
             self.conv = torch.nn.Conv2d(channels, width, 3)
             self.more = torch.nn.Conv2d(width, width, 3) if deep else torch.nn.Identity()
@@ -110,6 +111,9 @@ class TestBatch:
 
         assert wide.model.parameters > small.model.parameters
         assert wide.peak.allocated_bytes > small.peak.allocated_bytes
+
+    def test_a_constructor_may_read_a_row_of_numbers(self):
+        assert memest.estimate("timm/small_net?read=true", **OPTIONS).model.parameters > 0
 
     def test_a_tag_names_the_same_network(self):
         assert memest.estimate("timm/small_net.in1k", **OPTIONS).model.parameters > 0
