@@ -361,12 +361,8 @@ COLUMNS, NO_COLOR | width and colours of reports and helps
 bert-large-uncased | a name of the catalogue (memest models)
 meta-llama/Llama-3.1-8B | an id of the Hugging Face hub
 ./my-model, ./config.json | a folder, or the configuration itself
-<<<<<<< HEAD
-package.module:factory | anything that returns a torch.nn.Module, of timm, diffusers, ... too
-=======
 timm/resnet50, torchvision/vit_b_16 | a model of that library, built by its own function
-package.module:factory | anything that returns a torch.nn.Module
->>>>>>> wt-timm
+package.module:factory | anything that returns a torch.nn.Module, of diffusers, ... too
 'gpt2?n_layer=4&n_embd=256' | any of them with values of its configuration changed
 
 A configuration of a run that names its model may stand in its place: memest estimate run.yaml,
