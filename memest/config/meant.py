@@ -29,6 +29,10 @@ _SAYS: dict[str, str] = {
     **dict.fromkeys("optimizer_name adamw_8bit adamw8bit 8bit_adam".split(), "--optim adamw_8bit"),
     **dict.fromkeys(["8bit", "int8"], "--load-in-8bit"),
     **dict.fromkeys(["4bit", "nf4"], "--qlora, or --load-in-4bit"),
+    **dict.fromkeys(
+        "grad_ckpt gradient_ckpt recompute activation_recompute grad_checkpoint".split(),
+        "--checkpointing full",
+    ),
     "full": "nothing: all weights are trained unless adapters are named",
     "sft": "nothing: a supervised step is what is priced",
     "unsloth": "a script of Unsloth's as the question: memest fits train.py",

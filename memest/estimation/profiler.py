@@ -17,7 +17,7 @@ from memest.config.deepspeed import with_hidden_size
 from memest.config.inputs import NO_INPUTS, ModuleInputs, check_own_parts
 from memest.config.options import HARMLESS_ARGUMENTS, find_option
 from memest.config.parallelism import ONE_GPU
-from memest.config.setup import SdpaBackend, Setup
+from memest.config.setup import SdpaBackend, Setup, Task
 from memest.errors import MemestError, MissingDependencyError
 from memest.estimation.optimizer_traces import OptimizerTraces
 from memest.estimation.question import Question
@@ -342,11 +342,29 @@ class Profiler:
         structure = structure_of(request, live=self._tracer.module is not None)
         profile = self._profiles.get(structure)
         if profile is None:
+            profile = self._of_usual_head(structure)
+        if profile is None:
             profile = StepProfile(structure, self._tracer.key(structure))
-            self._profiles[structure] = profile
             if profile.key:
                 self._known_profiles.load(profile)
+        self._profiles[structure] = profile
         return profile
+
+    def _of_usual_head(self, structure: Setup) -> StepProfile | None:
+        """What is known where nobody named a task, if that is the one named: one head alike.
+
+        Scripts and configurations name their model's class; what is stored is of no task.
+        """
+        if structure.task in (Task.AUTO, Task.BASE) or not self._tracer.key(structure):
+            return None
+        usual = replace(structure, task=Task.AUTO)
+        profile = self._profiles.get(usual) or StepProfile(usual, self._tracer.key(usual))
+        if usual not in self._profiles:
+            self._known_profiles.load(profile)
+        tasks = {card.task for card in profile.model_cards.values()}
+        if tasks != {structure.task}:
+            return None
+        return self._profiles.setdefault(usual, profile)
 
     def stage_profile(self, whole_profile: StepProfile, stage: Setup, mark: Any) -> StepProfile:
         """What is known of one stage of a model.

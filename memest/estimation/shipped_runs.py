@@ -16,7 +16,7 @@ from memest.catalog.models import lookup
 from memest.catalog.resolve import ModelSource, resolve_model
 from memest.config.option_table import OPTIONS
 from memest.config.quantization import own_quantization
-from memest.config.setup import Precision, Setup
+from memest.config.setup import Precision, Setup, Task
 from memest.errors import MemestError
 from memest.profiles.axes import key_of, structure_of
 from memest.profiles.known_profiles import shipped_folder
@@ -30,6 +30,8 @@ _OF_TEXTS = ("bos_token_id", "eos_token_id")
 only read on from what they have never asks; of some others the forward does (CLIP, BART)."""
 _FAR = {"adapter": 8, "quantization": 4, "precision": 2}
 """By how much a part of a setup counts where it differs; others count once."""
+_MOST_CHANGES = 3
+"""Changes of a run beyond which it is another one."""
 _OF_THE_LOOP = ("grad_accum", "num_steps")
 """Parts that follow from others."""
 _RANK, _QLORA = "--lora-r 16", "--qlora"
@@ -75,15 +77,17 @@ class _Run:
 
     Attributes:
         setup: its part of a key.
+        task: of the head that the model gets where none is named.
         sizes: lowest and highest of what varies.
     """
 
     setup: Mapping[str, Any]
+    task: str
     sizes: Mapping[str, tuple[int, int]]
 
 
 def _runs_of(model: str) -> Iterator[_Run]:
-    for key, domains in Packs(shipped_folder()).runs(model):
+    for key, task, domains in Packs(shipped_folder()).runs(model):
         bounds: dict[str, tuple[int, int]] = {}
         for domain in domains:
             columns = zip(*domain["points"], strict=True)
@@ -94,7 +98,7 @@ def _runs_of(model: str) -> Iterator[_Run]:
             for name, (low, high) in found.items():
                 least, most = bounds.get(name, (low, high))
                 bounds[name] = min(low, least), max(high, most)
-        yield _Run(key["setup"], bounds)
+        yield _Run(key["setup"], task, bounds)
 
 
 def nearest_run(source: ModelSource | None, request: Setup) -> str:
@@ -124,9 +128,13 @@ def nearest_run(source: ModelSource | None, request: Setup) -> str:
     model = _shipped_by_config().get(_digest(config, auto_class))
     if model is None:
         return f"No run of {name} comes with memest." if source.kind == "catalogue" else ""
-    asked = key_of(structure_of(request))
+    structure = structure_of(request)
+    runs = list(_runs_of(model))
+    if structure.task.value in {run.task for run in runs}:
+        structure = replace(structure, task=Task.AUTO)
+    asked = key_of(structure)
     far, run = min(
-        ((_distance(asked, run.setup), run) for run in _runs_of(model)),
+        ((_distance(asked, run.setup), run) for run in runs),
         key=lambda each: each[0],
         default=(None, None),
     )
@@ -136,7 +144,7 @@ def nearest_run(source: ModelSource | None, request: Setup) -> str:
     changes = list(_changes(request.to_dict(), asked, run.setup))
     if name != source.id:
         changes = [_QLORA, *(each for each in changes if each != _QLORA)]
-    if not all(changes):
+    if not all(changes) or len(changes) > _MOST_CHANGES:
         return f"{subject} in other ways: `memest models {name}` lists them."
     if not changes:
         return f"{subject} like this at other sizes, or on another card: {_sizes(run.sizes)}."

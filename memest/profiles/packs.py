@@ -95,8 +95,8 @@ class Packs:
             sorted(each["model"] for streams in _index(self.folder).values() for each in streams)
         )
 
-    def runs(self, model: str) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
-        """The key of each run of a model that was packed, and what its families hold for.
+    def runs(self, model: str) -> Iterator[tuple[dict[str, Any], str, list[dict[str, Any]]]]:
+        """The key of each run of a model that was packed, its task, and what its families hold for.
 
         Args:
             model: one of :attr:`models`.
@@ -106,7 +106,8 @@ class Packs:
                 bodies = {name: body for name, _, body in lines}
                 if _MODEL in bodies and _KEY in bodies:
                     domains = (json.loads(x) for name, x, _ in lines if name.startswith(_STEPS))
-                    yield json.loads(bodies[_KEY]), list(domains)
+                    (_, card), *_ = json.loads(bodies[_MODEL])["cards"]
+                    yield json.loads(bodies[_KEY]), card["task"], list(domains)
 
     def _parts(self) -> Iterator[tuple[dict[str, Any], _Stream]]:
         """All streams, each with what the index says of it."""

@@ -119,7 +119,9 @@ REFUSED = {
 """By what is wrong: the words, the exit code, and what is said behind ``memest: ``."""
 ABSENT = {
     "torch": (
-        [FRESH], "Tracing a model needs torch and transformers: pip install 'memest-gpu[torch]'.",
+        [FRESH],
+        ("Tracing a model needs torch and transformers: pip install 'memest-gpu[torch]'. No run of "
+         f"{FRESH} comes with memest."),
     ),
     "transformers": (
         [FRESH],

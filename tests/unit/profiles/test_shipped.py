@@ -257,6 +257,32 @@ def test_what_is_not_answered_says_what_would_be():
     assert [answer["exit"] for answer in ask_without_tracers(again)] == [0] * 4
 
 
+def test_a_task_that_is_the_usual_one_is_answered_as_none_is():
+    """As scripts name it, by the class of the model that they load."""
+    run = ["estimate", "gpt2", "--batch", "4", "--bf16"]
+    unnamed, named, other = ask_without_tracers(
+        [
+            {"words": [*run, *task]}
+            for task in ([], ["--task", "causal-lm"], ["--task", "sequence-classification"])
+        ]
+    )
+    assert unnamed == named
+    assert unnamed["exit"] == 0
+    assert other["exit"] == 6
+    assert "is answered without --task" in other["said"]
+
+
+def test_a_model_of_the_usual_task_is_one_of_no_task():
+    profiler = Profiler(source=resolve_model("prajjwal1/bert-tiny"), stores=())
+    gpu = traits(find_gpu("a100"))
+    (one, other) = (
+        profiler.trace(setup_from_options(batch=2, seq_len=64, **task), gpu)
+        for task in ({"task": "sequence-classification"}, {})
+    )
+    assert list(one.stream.events) == list(other.stream.events)
+    assert one.stream.sizes == other.stream.sizes
+
+
 def test_adapters_of_no_rank_have_that_of_peft():
     run = ["estimate", "Qwen/Qwen2.5-7B", *"--bf16 --checkpointing full".split()]
     named, unnamed = ask_without_tracers(
