@@ -95,9 +95,14 @@ class Predictor:
         """The row at one length."""
         return resolve_run(self._profiler, setup_of(self.row, seq_len, **more), self._gpu)
 
-    def reserved(self, seq_len: int) -> int:
-        """Greatest reserved bytes of a step behind two short ones, each after an empty cache."""
-        short_stream = self.run(SHORTEST).short_stream
+    def reserved(self, seq_len: int, before: int = SHORTEST) -> int:
+        """Greatest reserved bytes of a step behind two of another length, the cache empty between.
+
+        Args:
+            seq_len: tokens of its texts.
+            before: tokens of the texts of the two.
+        """
+        short_stream = self.run(before).short_stream
         stream = join_runs([short_stream, short_stream, self.run(seq_len).short_stream])
         return _replay(stream).peak_reserved_bytes
 
@@ -152,7 +157,7 @@ def predict(row: dict[str, Any], seq_len: int) -> dict[str, Any]:
     try:
         predictor = Predictor(row)
         kept["predicted_bytes"] = predictor.reserved(seq_len)
-        kept["bound_bytes"] = predictor.reserved(CAP)
+        kept["bound_bytes"] = predictor.reserved(CAP, CAP)
         kept["trained_parameters"] = predictor.trained_parameters
     except MemestError as error:
         kept["failure"] = str(error).partition("\n")[0]
