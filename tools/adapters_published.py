@@ -4,14 +4,15 @@
     python tools/adapters_published.py --new       those that are not kept yet
     python tools/adapters_published.py --page      none, the table anew from what was kept
 
-The rows (``data/reference/methods/peft.jsonl``) are maxima of reserved memory over 5,000 steps on
+The rows (``data/methods/peft.jsonl``) are maxima of reserved memory over 5,000 steps on
 texts whose lengths are drawn from a data set that is not part of them. So the longest batch is read
 off one row (:data:`REFERENCE`), as the length whose prediction is nearest to its measurement, and
 what is scored is the *difference* between every other row and that one. With all texts as long as
 the cap, predictions have to be above measurements. The loop is that of
 ``method_comparison/MetaMathQA/run.py``: it gives the allocator's cache back every 10 steps, and its
 ``BucketIterator`` sorts 20 batches, the longest first. So the longest comes after an empty cache,
-and after the shortest of the 20 before, whose outputs, which the loop still holds, are left out.
+and after the shortest of the 20 before, whose outputs the loop still holds (:data:`SHORTEST` stands
+for its length, which is the same in every row).
 """
 
 from __future__ import annotations
@@ -30,21 +31,26 @@ from memest.estimation.profiler import Profiler
 from memest.estimation.run import Run
 from memest.estimation.whole_run import resolve_run
 from memest.events import Phase
+from memest.profiles.joined import STEPS_NEEDED, join_runs
 from memest.profiles.stream import Stream
 from memest.replay.replay import replay
 from memest.units import MIB
 
 ROOT = Path(__file__).parents[1]
-ROWS = ROOT / "data" / "reference" / "methods" / "peft.jsonl"
+ROWS = ROOT / "data" / "methods" / "peft.jsonl"
 OUTCOMES = ROOT / "data" / "accuracy" / "adapters.jsonl"
 PAGE = ROOT / "docs" / "accuracy.md"
 REFERENCE = "lora--llama-3.2-3B-rank32"
 """The row whose length is read off: LoRA, with the settings that most people train with."""
 CAP = 768
 """Tokens that texts are cut at (``max_seq_length``)."""
+SHORTEST = 64
+"""Tokens of the shortest batch of a bucket, of which the rows say nothing but a mean of 210."""
 NEW_TOKENS, PROMPT, EVAL_BATCH = 300, 500, 50
 """What an evaluation generates, after prompts that leave room for it in ``max_length`` 800."""
 GOAL = 20 * MIB
+_NEAR = 8
+"""Tokens around the length: reserved memory grows by steps, and falls where a block fits better."""
 _UNPRICED = {"lora-fa": "the optimizer lora-fa is not modelled"}
 
 
@@ -60,7 +66,7 @@ def setup_of(row: dict[str, Any], seq_len: int, **more: Any) -> Any:
     if adapter is not None:
         more["adapter"] = {**adapter, "autocast_adapter_dtype": row["autocast_adapter_dtype"]}
     loop = {"loop": "trainer"} if "generate" in more else {
-        "loop": "plain", "zero_grad_at": "before-forward", "del_outputs": True
+        "loop": "plain", "zero_grad_at": "before-forward", "num_steps": STEPS_NEEDED
     }  # fmt: skip
     return setup_from_options(
         dtype=row["dtype"], batch=row["batch"], seq_len=seq_len, padded=True, optim="adamw_torch",
@@ -89,9 +95,15 @@ class Predictor:
         """The row at one length."""
         return resolve_run(self._profiler, setup_of(self.row, seq_len, **more), self._gpu)
 
-    def reserved(self, seq_len: int) -> int:
-        """Greatest reserved bytes at one length, each step after an empty cache."""
-        stream = self.run(seq_len).short_stream
+    def reserved(self, seq_len: int, before: int = SHORTEST) -> int:
+        """Greatest reserved bytes of a step behind two of another length, the cache empty between.
+
+        Args:
+            seq_len: tokens of its texts.
+            before: tokens of the texts of the two.
+        """
+        short_stream = self.run(before).short_stream
+        stream = join_runs([short_stream, short_stream, self.run(seq_len).short_stream])
         return _replay(stream).peak_reserved_bytes
 
     def evaluation(self) -> int:
@@ -124,10 +136,15 @@ def _replay(stream: Stream, *, curve: bool = False) -> Any:
 
 
 def reference_length(row: dict[str, Any]) -> int:
-    """The length whose prediction is nearest to what a row measured."""
+    """The length whose prediction is nearest to what a row measured, near where it gets there."""
     predictor = Predictor(row)
     measured = row["max_reserved_bytes"]
-    return min(range(CAP // 2, CAP + 1), key=lambda n: abs(predictor.reserved(n) - measured))
+    low, high = CAP // 2, CAP
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if predictor.reserved(middle) < measured else (low, middle)
+    near = range(low - _NEAR, min(low + _NEAR, CAP) + 1)
+    return min(near, key=lambda n: abs(predictor.reserved(n) - measured))
 
 
 def predict(row: dict[str, Any], seq_len: int) -> dict[str, Any]:
@@ -140,7 +157,7 @@ def predict(row: dict[str, Any], seq_len: int) -> dict[str, Any]:
     try:
         predictor = Predictor(row)
         kept["predicted_bytes"] = predictor.reserved(seq_len)
-        kept["bound_bytes"] = predictor.reserved(CAP)
+        kept["bound_bytes"] = predictor.reserved(CAP, CAP)
         kept["trained_parameters"] = predictor.trained_parameters
     except MemestError as error:
         kept["failure"] = str(error).partition("\n")[0]

@@ -35,6 +35,7 @@ _EXTRAS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("gpu", ("pynvml",), "reading the GPUs of this machine"),
     ("peft", ("peft", "bitsandbytes"), "adapters and quantised bases"),
     ("calibration", ("accelerate", "sklearn"), "memest calibrate"),
+    ("vision", ("timm", "torchvision"), "models of timm and torchvision by name"),
     ("plot", ("matplotlib",), "pictures"),
     ("app", ("streamlit",), "memest app"),
     ("mcp", ("mcp",), "memest mcp"),

@@ -35,7 +35,7 @@ def test_any_width_shows_every_figure(name, columns, warm, cli):
     text = done.stdout.decode()
     assert not any(code in text for code in DRESS)
     if name == "report" and columns != "1":
-        peak = json.loads(warm[1])["peak"]["device_bytes"]
+        peak = json.loads(warm[1])["peak"]["reserved_bytes"]
         assert f"{round(peak / 2**20):,}" in text.replace("\n", "")
 
 

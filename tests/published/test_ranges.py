@@ -59,7 +59,7 @@ def test_a_description_has_the_stated_options_alone_and_lacks_the_rest():
         {
             "id": "a", "set": "xmem", "model": "gpt2", "gpu": "RTX 3060", "metric": "reserved",
             "setup": {**setup, "precision": "fp32", "checkpointing": "none"},
-            "software": {"torch": "2.6", "transformers": "4.51"}, "measured_bytes": 1 << 30,
+            "software": {"torch": "2.6", "transformers": "4.51", "cuda": "12.4"}, "measured_bytes": 1 << 30,
             "source": "here",
         },
         "line 1",
@@ -69,7 +69,7 @@ def test_a_description_has_the_stated_options_alone_and_lacks_the_rest():
     lacks = dict(tool.lacking(record, described))
 
     assert described.setup == {"batch": 4, "seq_len": 128, "loop": "plain"}
-    assert not described.software
-    assert {tool.SOFTWARE, "padded", "precision"} <= set(lacks)
+    assert described.software == {"torch": "2.6", "transformers": "4.51"}
+    assert {"padded", "precision"} <= set(lacks)
     assert lacks["padded"].setup == {**described.setup, "padded": True}
     assert lacks[tool.SOFTWARE].software == record.software
