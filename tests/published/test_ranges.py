@@ -59,8 +59,8 @@ def test_a_description_has_the_stated_options_alone_and_lacks_the_rest():
         {
             "id": "a", "set": "xmem", "model": "gpt2", "gpu": "RTX 3060", "metric": "reserved",
             "setup": {**setup, "precision": "fp32", "checkpointing": "none"},
-            "software": {"torch": "2.6", "transformers": "4.51", "cuda": "12.4"}, "measured_bytes": 1 << 30,
-            "source": "here",
+            "software": {"torch": "2.6", "transformers": "4.51", "cuda": "12.4"},
+            "measured_bytes": 1 << 30, "source": "here",
         },
         "line 1",
         "xmem",
