@@ -139,8 +139,14 @@ def band_of(errors: Sequence[Error]) -> ErrorBand:
     )
 
 
-def coverage(errors: Sequence[Error], of: str) -> float | None:
-    """How often bands hold for all of a ``model``, or of a ``source``, left out of them."""
+def coverage(errors: Sequence[Error], of: str, base: ErrorBand) -> float | None:
+    """How often bands hold for all of a ``model``, or of a ``source``, left out of them.
+
+    Args:
+        errors: of a kind.
+        of: what is left out together.
+        base: band of plain runs, which the bands of few models are joined with.
+    """
     groups: dict[str, list[Error]] = defaultdict(list)
     for error in errors:
         groups[getattr(error, of)].append(error)
@@ -148,7 +154,7 @@ def coverage(errors: Sequence[Error], of: str) -> float | None:
         return None
     inside = 0
     for name, left_out in groups.items():
-        band = band_of([error for error in errors if getattr(error, of) != name])
+        band = band_of([error for error in errors if getattr(error, of) != name]).joined(base)
         inside += sum(band.low <= error.error <= band.high for error in left_out)
     return inside / len(errors)
 
@@ -161,9 +167,10 @@ def table(errors: dict[tuple[RunKind, str], list[Error]]) -> Iterator[str]:
     )
     yield "|---|---|---:|---:|---|---:|---:|---:|"
     for (kind, peak), some in sorted(errors.items()):
-        band = band_of(some)
+        base = band_of(errors[RunKind.ONE_GPU, peak])
+        band = band_of(some).joined(base)
         level = "-" if band.level is None else f"{band.level:.0%}"
-        shares = [coverage(some, of) for of in ("model", "source")]
+        shares = [coverage(some, of, base) for of in ("model", "source")]
         covered = ["-" if share is None else f"{share:.0%} inside" for share in shares]
         yield (
             f"| {kind} | {peak} | {band.runs} | {band.models} | {band.low:+.2%} to "

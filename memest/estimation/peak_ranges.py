@@ -60,6 +60,21 @@ class ErrorBand:
     runs: int
     models: int
 
+    def joined(self, *others: ErrorBand) -> ErrorBand:
+        """The band as it is told: one of few models is joined with others, and claims what is left.
+
+        Args:
+            others: bands of other kinds.
+        """
+        if self.models >= _ENOUGH_MODELS:
+            return self
+        return replace(
+            self,
+            low=min(band.low for band in (self, *others)),
+            high=max(band.high for band in (self, *others)),
+            level=self.level if self.level is not None and self.level >= _LEAST_LEVEL else None,
+        )
+
     def around(self, size: int, kind: RunKind, slack: int = 0) -> Interval:
         """The range around a prediction.
 
@@ -130,15 +145,7 @@ def band_for(kind: RunKind, peak: str) -> ErrorBand:
     """
     bands = error_bands()
     own = bands.get(kind, {}).get(peak)
-    if own is not None and own.models >= _ENOUGH_MODELS:
-        return own
-    others = [bands[RunKind.ONE_GPU]] if own is not None else list(bands.values())
-    joined = [peaks[peak] for peaks in others if peak in peaks]
-    if own is None:
-        own = ErrorBand(low=0.0, high=0.0, level=None, runs=0, models=0)
-    return replace(
-        own,
-        low=min(band.low for band in (own, *joined)),
-        high=max(band.high for band in (own, *joined)),
-        level=own.level if own.level is not None and own.level >= _LEAST_LEVEL else None,
-    )
+    if own is not None:
+        return own.joined(bands[RunKind.ONE_GPU][peak])
+    known = [peaks[peak] for peaks in bands.values() if peak in peaks]
+    return ErrorBand(low=0.0, high=0.0, level=None, runs=0, models=0).joined(*known)
