@@ -78,14 +78,14 @@ belong to, --by time when they are there.
     "range": Topic(
         "why a peak is a range, and how sure it is",
         """
-What tensors take is computed, and hardly leaves room. What the driver takes is not: the CUDA
-context, kernels that are loaded on first use, plans that only a library knows, the buffers of
-NCCL. For those the report adds the lowest and the highest value that is known, and says under
-'Assumed' where they are from.
+What tensors take is computed, and hardly leaves room. What libraries choose, in which order
+blocks come, and what the driver takes is not. So each peak has a range.
 
-Without a calibration this range claims no level: the truth should lie in it, and nobody has
-counted how often it does on your card. A calibration measures that: with one, the range is an
-interval of a stated level (90 %).
+Allocated and reserved: how far measured runs of the kind lay from what is predicted for them. '90%
+of runs alike' is a promise counted on runs; for kinds that few or none measured (adapters, several
+GPUs, compiled) the range is wider, and claims less or nothing.
+Device: the same, and the least and most that CUDA's context, kernels and NCCL's buffers are known
+to take. It claims a level with a calibration of your card alone.
 
 Narrow it: --device-context takes what nvidia-smi shows on your card after one small tensor.
 memest calibrate run and memest calibrate fit measure the rest.
