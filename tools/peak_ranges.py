@@ -24,16 +24,20 @@ from memest.calibration.exchange import read_measurements
 from memest.calibration.fitting.conformal import bounds, effective_count
 from memest.calibration.fitting.prediction import pair
 from memest.calibration.measurement import Measurement, Status
+from memest.catalog.cuda_context import context_estimate
+from memest.catalog.gpus import find_gpu
 from memest.config.options import setup_from_options
 from memest.estimation.calibration import LEVEL
 from memest.estimation.peak_ranges import ErrorBand, RunKind, kind_of
 from memest.files.code_digest import made_with
+from memest.units import MIB
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "accuracy.md"
 BANDS = ROOT / "data" / "peak_ranges.json"
 OUTCOMES = ROOT / "data" / "accuracy" / "outcomes.jsonl"
 REFERENCE = ROOT / "data" / "reference"
+CONTEXTS = ROOT / "data" / "cuda_context.json"
 OWN_RUNS = ROOT / "data" / "accuracy" / "own_runs.jsonl"
 PEAKS = ("allocated", "reserved")
 LEAST_GROUPS = 2
@@ -178,8 +182,27 @@ def table(errors: dict[tuple[RunKind, str], list[Error]]) -> Iterator[str]:
         ).replace("%", " %")
 
 
+def context_rows() -> Iterator[str]:
+    """The rows of readings of contexts and kernels under lazy loading, and what memest says."""
+    readings = json.loads(CONTEXTS.read_text(encoding="utf-8"))["readings"]
+    yield "| GPU | torch, CUDA | what | read, MiB | memest: context and kernels, MiB | source |"
+    yield "|---|---|---|---:|---:|---|"
+    for reading in readings:
+        if reading["stage"] not in ("context", "kernels", "after use"):
+            continue
+        if reading["loading"] != "lazy":
+            continue
+        found = context_estimate(find_gpu(reading["gpu"]), (2, 13))
+        ends = f"{found.low_bytes // MIB} to {found.high_bytes // MIB}"
+        software = [".".join(map(str, reading[name] or "?")) for name in ("torch", "cuda")]
+        yield (
+            f"| {reading['gpu']} | {', '.join(software)} | {reading['stage']} | {reading['mib']} | "
+            f"{found.expected_bytes // MIB} ({ends}) | {reading['source']} |"
+        )
+
+
 def main() -> None:
-    """Make the bands and their table."""
+    """Make the bands and their tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--own", action="store_true", help="predict memest's own runs anew")
     if parser.parse_args().own:
@@ -192,12 +215,14 @@ def main() -> None:
         kinds[kind][peak] = asdict(band_of(some))
     about = f"made by tools/peak_ranges.py: conformal, {LEVEL:.0%} where there are runs enough"
     BANDS.write_text(json.dumps({"about": about, "kinds": kinds}, indent=1) + "\n", "utf-8")
-    rows = "\n".join(table(errors))
-    print(rows)
+    tables = {"ranges": "\n".join(table(errors)), "contexts": "\n".join(context_rows())}
+    print("\n\n".join(tables.values()))
     text = PAGE.read_text(encoding="utf-8")
-    begin, end = "<!-- begin ranges -->", "<!-- end ranges -->"
-    head, rest = text.split(begin, 1)
-    PAGE.write_text(f"{head}{begin}\n{rows}\n{end}{rest.split(end, 1)[1]}", encoding="utf-8")
+    for name, rows in tables.items():
+        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        head, rest = text.split(begin, 1)
+        text = f"{head}{begin}\n{rows}\n{end}{rest.split(end, 1)[1]}"
+    PAGE.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
