@@ -216,16 +216,23 @@ def _lazy_context(spec: GpuSpec) -> _Part:
     return _Part(size - 2 * distance, size, size + 2 * distance, basis)
 
 
+@functools.cache
+def _kernels_read() -> list[tuple[str, float]]:
+    """(architecture, MiB) of kernels: where a card was read after use, beyond its context."""
+    after_use = [
+        (reading["architecture"], reading["mib"] - _lazy_context(find_gpu(reading["gpu"])).expected)
+        for reading in _readings("after use")
+    ]
+    kernels = [(reading["architecture"], reading["mib"]) for reading in _readings("kernels")]
+    return kernels + after_use
+
+
 def _lazy_kernels(spec: GpuSpec) -> _Part:
     """Kernels and libraries of a whole run: what was read on cards of the architecture is expected.
 
     A run may use others than those that were read, so the range is that of all readings.
     """
-    read = [(reading["architecture"], reading["mib"]) for reading in _readings("kernels")]
-    read += [
-        (reading["architecture"], reading["mib"] - _lazy_context(find_gpu(reading["gpu"])).expected)
-        for reading in _readings("after use")
-    ]
+    read = _kernels_read()
     sizes = [size for _, size in read]
     alike = [size for architecture, size in read if architecture == spec.architecture] or sizes
     low, high = min(sizes), max(sizes)
