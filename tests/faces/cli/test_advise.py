@@ -110,7 +110,7 @@ def test_json_is_one_document(cli):
 
 @pytest.mark.slow
 def test_nothing_fits_is_exit_code_4(cli):
-    done = cli("advise", *TINY, "--gpu-memory", "300MiB", "-n", "2", "--quiet", "--optim", "sgd")
+    done = cli("advise", *TINY, "--gpu-memory", "130MiB", "-n", "2", "--quiet", "--optim", "sgd")
     assert done.returncode == 4, done.stderr
     assert done.stdout.startswith("Does not fit: ")
 

@@ -21,6 +21,7 @@ from support.paths import RUN_CONFIGURATIONS
 
 pytest.importorskip("transformers")
 
+from memest.catalog.libraries import LIBRARIES
 from memest.catalog.models import lookup
 from memest.cli.commands import build
 from memest.cli.examples import EXAMPLES
@@ -205,6 +206,9 @@ def test_the_command_runs(line, files, monkeypatch, capsys):
         assert run(["estimate", "gpt2?n_layer=2", "--snapshot", "run.json"]) == 0
         capsys.readouterr()
     words = small(line.words)
+    for library in LIBRARIES:
+        if any(word.strip("'").startswith(f"{library}/") for word in words):
+            pytest.importorskip(library)
     if "<" in shlex.split(line.line, comments=True):
         monkeypatch.setattr("sys.stdin", (files / "run.log").open(encoding="utf-8"))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -217,6 +219,21 @@ def _started(campaign, store):
     raise AssertionError("the long case did not begin")
 
 
+def _wait_for_the_model(store):
+    """Until the worker that runs has said how large its model is."""
+    said = (
+        "SELECT 1 FROM messages JOIN runs USING (run) "
+        "WHERE status = 'running' AND messages.document LIKE '%parameters%'"
+    )
+    deadline = time.monotonic() + 60
+    with contextlib.closing(sqlite3.connect(store)) as database:
+        while time.monotonic() < deadline:
+            if database.execute(said).fetchone():
+                return
+            time.sleep(0.05)
+    raise AssertionError("the model was not built")
+
+
 @pytest.mark.slow
 @LINUX
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
@@ -225,7 +242,7 @@ def test_ended_in_the_middle_a_campaign_goes_on_where_it_stopped(
 ):
     path = tmp_path / "runs.db"
     process = _started(campaign, path)
-    time.sleep(1.0)
+    _wait_for_the_model(path)
     process.send_signal(ending)
     process.wait(30)
     if ending is signal.SIGINT:

@@ -85,7 +85,7 @@ def test_multiples(answer):
     assert eight.safe <= answer.safe
 
 
-LONG = {"gpu": "t4", "gpu_memory": "950MiB", "batch": 32}
+LONG = {"gpu": "t4", "gpu_memory": "545MiB", "batch": 32}
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def test_image_sizes():
 
 @pytest.mark.slow
 def test_not_even_one():
-    found = memest.max_batch(TINY, gpu="t4", gpu_memory="580MiB", **SHORT)
+    found = memest.max_batch(TINY, gpu="t4", gpu_memory="100MiB", **SHORT)
     one = found.answers[0]
     assert (one.largest, one.safe, one.multiples) == (0, 0, ())
     assert one.at(1).verdict is not Verdict.FITS
