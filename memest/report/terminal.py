@@ -209,6 +209,8 @@ class Grid:
 
     def _least_width(self) -> int:
         lines = [*self._rows, *([tuple(map(Text, self._head))] if self._head else [])]
+        if not lines:
+            return 0
         widths = [
             max(self._least(text, side) for text in column)
             for side, column in zip(self._sides, zip(*lines, strict=True), strict=True)

@@ -118,3 +118,12 @@ def _lines(table, width):
     out = io.StringIO()
     Console(file=out, width=width, color_system=None).print(table)
     return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def test_a_grid_without_rows_is_nothing():
+    assert not any(_lines(Grid("left", "right", "left"), 40))
+
+
+def test_a_message_that_says_little_is_read(capsys):
+    assert run(["explain-oom", "CUDA out of memory. Tried to allocate 2.00 MiB"]) == 0
+    assert "2 MiB" in capsys.readouterr().out
