@@ -24,6 +24,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from page_sections import write_sections
+
 from memest.config.options import setup_from_options
 from memest.errors import MemestError
 from memest.estimation.gpu_target import target_gpus
@@ -231,10 +233,7 @@ def table(rows: list[dict[str, Any]], outcomes: dict[str, dict[str, Any]]) -> It
 
 def write_page(rows: list[dict[str, Any]], outcomes: dict[str, dict[str, Any]]) -> None:
     """Replace what stands between the markers of the page."""
-    begin, end = "<!-- begin adapters -->", "<!-- end adapters -->"
-    head, _, rest = PAGE.read_text(encoding="utf-8").partition(begin)
-    body = "\n".join(table(rows, outcomes))
-    PAGE.write_text(f"{head}{begin}\n{body}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
+    write_sections(PAGE, {"adapters": "\n".join(table(rows, outcomes))})
 
 
 def _kept() -> dict[str, dict[str, Any]]:

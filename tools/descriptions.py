@@ -21,6 +21,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from page_sections import write_sections
+
 from memest.calibration.validation import CaseRecord, read_records
 from memest.calibration.validation.predict import Predictor
 from memest.files.code_digest import made_with
@@ -231,12 +233,7 @@ def main() -> None:
     if options.only:
         return
     KEPT.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
-    text = PAGE.read_text(encoding="utf-8")
-    for name, body in tables.items():
-        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
-        head, rest = text.split(begin, 1)
-        text = f"{head}{begin}\n{body}\n{end}{rest.split(end, 1)[1]}"
-    PAGE.write_text(text, encoding="utf-8")
+    write_sections(PAGE, tables)
 
 
 if __name__ == "__main__":

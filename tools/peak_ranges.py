@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from page_sections import write_sections
+
 from memest.calibration.exchange import read_measurements
 from memest.calibration.fitting.conformal import bounds, effective_count
 from memest.calibration.fitting.prediction import pair
@@ -217,12 +219,7 @@ def main() -> None:
     BANDS.write_text(json.dumps({"about": about, "kinds": kinds}, indent=1) + "\n", "utf-8")
     tables = {"ranges": "\n".join(table(errors)), "contexts": "\n".join(context_rows())}
     print("\n\n".join(tables.values()))
-    text = PAGE.read_text(encoding="utf-8")
-    for name, rows in tables.items():
-        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
-        head, rest = text.split(begin, 1)
-        text = f"{head}{begin}\n{rows}\n{end}{rest.split(end, 1)[1]}"
-    PAGE.write_text(text, encoding="utf-8")
+    write_sections(PAGE, tables)
 
 
 if __name__ == "__main__":

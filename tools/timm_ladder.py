@@ -30,6 +30,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
+from page_sections import write_sections
+
 from memest.catalog.resolve import resolve_model
 from memest.config.options import merge_options
 from memest.config.setup import Setup
@@ -45,7 +47,6 @@ ROOT = Path(__file__).parents[1]
 READINGS = ROOT / "data" / "accuracy" / "timm_batches.csv"
 PREDICTIONS = ROOT / "data" / "accuracy" / "timm_ladder.jsonl"
 PAGE = ROOT / "docs" / "accuracy.md"
-MARKS = "<!-- begin timm -->", "<!-- end timm -->"
 LADDER = (512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 """Batches that were tried, from the top (``decay_batch_exp`` of timm)."""
 SEED = 26
@@ -305,14 +306,6 @@ def _misses(
             yield f"{words}: {', '.join(texts)}."
 
 
-def write_page(text: str) -> None:
-    """Put the summary into its place on the page."""
-    begin, end = MARKS
-    head, rest = PAGE.read_text(encoding="utf-8").split(begin, 1)
-    page = f"{head}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}"
-    PAGE.write_text(page, encoding="utf-8")
-
-
 def main() -> None:
     """Predict what is asked for, and print the summary."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -343,7 +336,7 @@ def main() -> None:
         )
     tidy(predictions.values())
     text = summary(rows, predictions)
-    write_page(text)
+    write_sections(PAGE, {"timm": text})
     print(text)
 
 

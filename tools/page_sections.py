@@ -1,0 +1,25 @@
+"""Tables that tools write into pages of ``docs/``, between markers; the prose around them stays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def write_sections(page: Path, sections: Mapping[str, str]) -> None:
+    """Replace what stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``.
+
+    Args:
+        page: that has the markers.
+        sections: new texts by their names.
+
+    Raises:
+        ValueError: the page has no such marker.
+    """
+    text = page.read_text(encoding="utf-8")
+    for name, body in sections.items():
+        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        head, rest = text.split(begin, 1)
+        _, tail = rest.split(end, 1)
+        text = f"{head}{begin}\n{body}\n{end}{tail}"
+    page.write_text(text, encoding="utf-8")
