@@ -70,20 +70,16 @@ def format_count(count: int) -> str:
     return f"{count / 10**6:.1f} million" if count >= 10**6 else f"{count:,}"
 
 
-def _range(estimate: Estimate) -> str:
-    return range_text(estimate.interval)
-
-
 def range_text(between: Interval | GpuFit) -> str:
-    """A range of the device peak; empty where it is not known."""
+    """A range of a peak; empty where it is not known."""
     low, high = between.low_bytes, between.high_bytes
     return f"{format_size(low)} to {format_size(high)}" if high else ""
 
 
 def interval_text(estimate: Estimate) -> str:
     """The range of the device peak, with its level where one is claimed."""
-    level = estimate.interval.level
-    return _range(estimate) if level is None else f"{_range(estimate)} ({level:.0%} interval)"
+    between, level = range_text(estimate.interval), estimate.interval.level
+    return between if level is None else f"{between} ({level:.0%} interval)"
 
 
 def peak_ranges_text(estimate: Estimate) -> str:
@@ -94,10 +90,7 @@ def peak_ranges_text(estimate: Estimate) -> str:
     ranges = {"allocated": estimate.ranges.allocated, "reserved": estimate.ranges.reserved}
     if estimate.interval.level is not None:
         ranges["device"] = estimate.interval
-    words = []
-    for name, interval in ranges.items():
-        low, high = format_size(interval.low_bytes), format_size(interval.high_bytes)
-        words.append(f"{name} {low} to {high}")
+    words = [f"{name} {range_text(interval)}" for name, interval in ranges.items()]
     levels = {interval.level for interval in ranges.values()}
     level = levels.pop() if len(levels) == 1 else None
     who = "range" if level is None else f"{level:.0%} of runs alike"
@@ -149,11 +142,12 @@ def each_gpu(setup: Setup) -> str:
 
 def verdict_sentence(estimate: Estimate) -> str:
     """The answer in one sentence."""
+    between = range_text(estimate.interval)
     if estimate.gpu is not None:
         each = each_gpu(estimate.setup)
-        return gpu_sentence(estimate.gpu, estimate.model.id, between=_range(estimate), each=each)
+        return gpu_sentence(estimate.gpu, estimate.model.id, between=between, each=each)
     need = format_size(estimate.peak.device_bytes)
-    sentence = f"{estimate.model.id} needs {need} of GPU memory to train ({_range(estimate)})"
+    sentence = f"{estimate.model.id} needs {need} of GPU memory to train ({between})"
     return f"{sentence}{_unpriced_words(estimate)}."
 
 
@@ -176,7 +170,7 @@ def budget_sentence(estimate: Estimate, budget: int, verdict: Verdict) -> str:
     need = format_size(estimate.peak.device_bytes)
     return (
         f"{estimate.model.id} {keeps} the {format_size(budget)} allowed: it needs {need} "
-        f"({_range(estimate)}){_unpriced_words(estimate)}."
+        f"({range_text(estimate.interval)}){_unpriced_words(estimate)}."
     )
 
 
