@@ -110,7 +110,7 @@ def measured_rank(case: dict[str, Any], rank: int, meeting: str) -> Any:
 
 def _without_kernels(case: dict[str, Any]) -> None:
     """Leave out what a CPU would compile, has not or does otherwise."""
-    from memest.trace.losses import chunked
+    from memest.trace.losses import fused_head
     from support.ranks import launch_nothing_on_the_cpu
 
     # an operator that DeepSpeed would compile where it finds ninja; neither group needs one
@@ -129,7 +129,7 @@ def _without_kernels(case: dict[str, Any]) -> None:
         bnb_modules: Any = importlib.import_module("bitsandbytes.nn.modules")
         bnb_modules.has_avx512bf16 = lambda: False
     # a CPU has no product of halves in float32; what it would write has a place already
-    chunked._add_product = lambda *_: None
+    fused_head._add_product = lambda *_: None
 
 
 def _config(case: dict[str, Any], setup: Any, half: bool) -> dict[str, Any]:

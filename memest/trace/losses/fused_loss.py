@@ -1,6 +1,6 @@
 """Other libraries' kernels in place of a model's own head, loss and layers.
 
-Losses of TRL and torchtune are in ``chunked``. Of cut cross-entropy and Liger the library's own
+Losses of TRL and torchtune are in ``trl`` and ``torchtune``. Of cut cross-entropy and Liger the library's own
 Python runs on meta, with its kernel launches left out (``no_triton``); what its autograd functions
 allocate, save and reuse is its own doing. Things are told to it that meta tensors cannot say: that
 their device counts as CUDA, what the GPU's properties are, and that there is a Triton.
@@ -28,13 +28,9 @@ from memest.config.compilation import loss_and_chunks
 from memest.config.packages import CUT_CROSS_ENTROPY, LIGER
 from memest.errors import ConfigError
 from memest.trace.cuda.no_triton import Library, without_triton
-from memest.trace.losses.chunked import (
-    parts_of,
-    torchtune_chunked,
-    torchtune_linear,
-    trl_chunked,
-    trl_fused,
-)
+from memest.trace.losses.parts import parts_of
+from memest.trace.losses.torchtune import torchtune_chunked, torchtune_linear
+from memest.trace.losses.trl import trl_chunked, trl_fused
 from memest.trace.model.adapters import base_of
 from memest.workspaces.operator_call import GpuTraits
 
@@ -139,7 +135,7 @@ def _parts(model: Any) -> tuple[Any, Any, float | None]:
     Raises:
         ConfigError: the model is no causal language model with a plain linear head.
     """
-    parts = parts_of(model, "cce")
+    parts = parts_of(model, "--fused-loss cce")
     reason = ""
     if type(parts.head) is not torch.nn.Linear:
         reason = f"its head is a {type(parts.head).__name__}, not a plain linear layer"
