@@ -107,6 +107,8 @@ class Category(enum.StrEnum):
     """Gradient buckets of DDP, gathered parameters, buffers of collectives."""
     ROUNDING = "rounding"
     """What the allocator hands out beyond the request: 512-byte rounding and unsplit rests."""
+    REFERENCE = "reference model"
+    """Weights of the second model of a preference method, which does not train."""
 
 
 class Phase(enum.StrEnum):

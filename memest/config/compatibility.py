@@ -56,6 +56,7 @@ def check(setup: TrainingOptions) -> None:
         _check_sequence_parallel,
         _check_wrapped,
         _check_losses,
+        _check_method,
         _check_precision,
     ):
         rule(setup)
@@ -537,6 +538,21 @@ def _check_losses(setup: TrainingOptions) -> None:
             f"a unit of its own, which is not gathered where nobody calls it; {consequence}. Use "
             f"--fsdp-version 1, --zero 2, or leave {flag.partition(' ')[0]} out."
         )
+
+
+def _check_method(setup: TrainingOptions) -> None:
+    """What TRL's trainers over preferences do not do, or nobody compared.
+
+    Sources: ``DPOTrainer.__init__``, ``KTOTrainer.__init__``, ``RewardTrainer.__init__`` of TRL
+    1.16, ``prepare_fsdp`` and ``prepare_deepspeed`` of its ``models/utils.py``.
+    """
+    if setup.precompute_ref_log_probs and not setup.method.has_reference:
+        raise ConfigError(
+            f"--precompute-ref-log-probs goes with --method dpo, ipo and kto: {setup.method} has "
+            "no reference model. Leave it out, or name the method."
+        )
+    if setup.method.of_preferences:
+        refuse_pairs(setup, f"--method {setup.method}", "method")
 
 
 def _check_precision(setup: TrainingOptions) -> None:

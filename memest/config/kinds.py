@@ -14,6 +14,7 @@ __all__ = [
     "Dtype",
     "Fsdp",
     "Loop",
+    "Method",
     "Precision",
     "Prefetch",
     "Rotate",
@@ -26,6 +27,7 @@ __all__ = [
     "check_whole_number",
     "choose",
     "read_fsdp",
+    "read_method",
     "read_rotate",
     "read_schedule",
     "read_split",
@@ -133,6 +135,34 @@ class Task(enum.StrEnum):
     BASE = "base"
 
 
+class Method(enum.StrEnum):
+    """What is trained for, and by which of TRL's trainers where it is no supervised step."""
+
+    SUPERVISED = "supervised"
+    DPO = "dpo"
+    IPO = "ipo"
+    KTO = "kto"
+    ORPO = "orpo"
+    CPO = "cpo"
+    SIMPO = "simpo"
+    REWARD = "reward"
+
+    @property
+    def of_preferences(self) -> bool:
+        """Whether it learns from answers that were preferred to others."""
+        return self is not Method.SUPERVISED
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether answers are scored by a second model too, that of before the training."""
+        return self in (Method.DPO, Method.IPO, Method.KTO)
+
+    @property
+    def makes_all_logits(self) -> bool:
+        """Whether the logits of all tokens are there at once."""
+        return self in (Method.ORPO, Method.CPO, Method.SIMPO)
+
+
 class Strategy(enum.StrEnum):
     """Who wraps the model."""
 
@@ -215,6 +245,36 @@ def choose(option: str, value: Any, kind: type[enum.StrEnum]) -> Any:
         if member.value.replace("_", "-") == text:
             return member
     raise not_legal(f"{option} {value!r}", value, list(kind))
+
+
+_METHODS = {
+    **{method.value: method for method in Method},
+    **dict.fromkeys(("sft", "none", "pt", "full"), Method.SUPERVISED),
+    **dict.fromkeys(("rm", "reward-model", "reward-modeling"), Method.REWARD),
+}
+_UNPRICED_METHODS = (
+    "grpo gspo dapo dr-grpo rloo ppo online-dpo nash-md xpo reinforce++ gkd bco prm rlhf".split()
+)
+
+
+def read_method(value: Any) -> Method:
+    """A way of training by its name here or elsewhere.
+
+    Raises:
+        ConfigError: there is none of the name, or it is not priced.
+    """
+    if isinstance(value, Method):
+        return value
+    text = str(value).strip().lower().replace("_", "-")
+    if text in _METHODS:
+        return _METHODS[text]
+    if text in _UNPRICED_METHODS:
+        raise ConfigError(
+            f"--method {value} is not priced: what it takes beside a step (generation, rewards, "
+            f"further models) is not modelled. Legal: {', '.join(Method)}. A lower bound is the "
+            f"step alone: leave --method out and add --unpriced {text}."
+        )
+    raise not_legal(f"--method {value!r}", text, list(Method))
 
 
 def check_whole_number(option: str, value: Any, low: int, high: int) -> int:

@@ -13,7 +13,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from memest.config.kinds import SDPA, Attention, Fsdp, Loop, Precision, Schedule, Strategy, ZeroGrad
+from memest.config.kinds import (
+    SDPA,
+    Attention,
+    Fsdp,
+    Loop,
+    Method,
+    Precision,
+    Schedule,
+    Strategy,
+    Task,
+    ZeroGrad,
+)
 from memest.config.optimizers import facts_of
 from memest.config.quantization import Format
 from memest.config.training_options import TrainingOptions
@@ -44,6 +55,10 @@ def _another_adapter(s: TrainingOptions) -> bool:
     return s.adapter is not None and s.adapter.method != "lora"
 
 
+def _task_of(method: Method) -> Task:
+    return Task.SEQUENCE_CLASSIFICATION if method is Method.REWARD else Task.CAUSAL_LM
+
+
 def _asks_for_modules(s: TrainingOptions) -> bool:
     return facts_of(s.optimizer).by_module
 
@@ -61,6 +76,64 @@ _BY_MODULE = "--optim {s.optimizer}, which asks which module owns a weight"
 _FUSED_LOSS = "a fused loss ({s.fused_loss})"
 
 _PAIRS = (
+    Pair(
+        "method",
+        "--method {s.method} and --loop {s.loop}",
+        lambda s: s.loop is not Loop.TRAINER,
+        "what is priced is TRL's trainer",
+        "Drop --loop.",
+    ),
+    Pair(
+        "method",
+        "--method {s.method} and --task {s.task}",
+        lambda s: s.task not in (Task.AUTO, _task_of(s.method)),
+        "TRL trains causal language models, and of them reward models with one label",
+        "Drop --task.",
+    ),
+    Pair(
+        "method",
+        "--method {s.method} and --fused-loss {s.fused_loss}",
+        lambda s: s.fused_loss,
+        "each method has a loss of its own",
+        "Drop --fused-loss.",
+    ),
+    Pair(
+        "method",
+        "--fsdp {s.distributed.fsdp}",
+        lambda s: s.distributed.strategy is Strategy.FSDP,
+        "units are gathered for two models, or twice for one",
+    ),
+    Pair(
+        "method",
+        "--zero 3",
+        lambda s: s.distributed.zero == 3,
+        "parameters are gathered for two models, or twice for one",
+    ),
+    Pair(
+        "method",
+        "--cp, --sp, --tp, --ep and --pp",
+        lambda s: (
+            s.distributed.shares_model
+            or max(s.distributed.cp, s.distributed.sp, s.distributed.pp) > 1
+        ),
+    ),
+    Pair("method", "--use-liger-kernel", lambda s: s.use_liger_kernel),
+    Pair("method", "--torch-compile", lambda s: s.torch_compile),
+    Pair("method", "--eval-batch", lambda s: s.eval_batch is not None),
+    Pair("method", "--generate", lambda s: s.generation is not None),
+    Pair(
+        "method",
+        "lengths that differ from batch to batch",
+        lambda s: s.batching is not None,
+        "--seq-len with the longest, and --padded, price the largest batch",
+    ),
+    Pair(
+        "method",
+        "--padding-free",
+        lambda s: s.padding_free,
+        "TRL 1.16 pads all the same",
+    ),
+    Pair("method", "--neftune-noise-alpha", lambda s: s.neftune_noise_alpha is not None),
     Pair(
         "cp",
         "--cp {s.distributed.cp} and --zero {s.distributed.zero}",

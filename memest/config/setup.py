@@ -19,6 +19,7 @@ from memest.config.kinds import (
     Attention,
     Dtype,
     Loop,
+    Method,
     ModelPart,
     Precision,
     SdpaBackend,
@@ -27,6 +28,7 @@ from memest.config.kinds import (
     ZeroGradAt,
     check_whole_number,
     choose,
+    read_method,
 )
 from memest.config.optimizers import find_optimizer
 from memest.config.option import plain_values, settle
@@ -80,6 +82,11 @@ class Setup(TrainingOptions):
         # the Trainer and accelerate have no pipelines: their schedules run in a script's own loop
         set_field(self, "loop", Loop.PLAIN if self.distributed.pp > 1 else self.loop)
         set_field(self, "dtype", _dtype_name(self.dtype))
+        set_field(self, "method", read_method(self.method))
+        if self.method is Method.REWARD and self.task in (Task.AUTO, "auto"):
+            # RewardTrainer: AutoModelForSequenceClassification with num_labels=1
+            set_field(self, "task", Task.SEQUENCE_CLASSIFICATION)
+            set_field(self, "num_labels", self.num_labels or 1)
         settle(self)
         if self.audio_seconds is not None and not 0 < self.audio_seconds <= 36_000:
             raise ConfigError(

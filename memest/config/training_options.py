@@ -18,6 +18,7 @@ from memest.config.kinds import (
     Attention,
     Dtype,
     Loop,
+    Method,
     ModelPart,
     Precision,
     SdpaBackend,
@@ -107,6 +108,20 @@ class TrainingOptions:
     )
     task: Task = option(
         Task.AUTO, f"Which head the model gets: {legal_values(Task)}.", "TASK", panel=Panel.MODEL
+    )
+    method: Method = option(
+        Method.SUPERVISED,
+        f"What is trained for: {legal_values(Method)}. All but the first learn from preferences, as "
+        "TRL's trainers do: --batch counts pairs of answers (kto: answers), --seq-len the tokens of "
+        "prompt and answer.",
+        "NAME",
+        short="Trained for: supervised, dpo, kto, orpo, ...",
+    )
+    precompute_ref_log_probs: bool = option(
+        False,
+        "What the reference model says of all answers is computed before training begins: no second "
+        "model stays in memory.",
+        "--precompute-ref-log-probs precompute_ref_logps",
     )
     num_labels: int | None = option(
         None, "Classes of a classification head; left out, the model's own.", between=(1, 1 << 24)

@@ -114,6 +114,8 @@ def asks_for_gpu(setup: Setup) -> bool:
     works, or how even they are, follows from the number of tokens. torchtune's pieces of each
     sample do neither.
     """
+    if setup.method.of_preferences:
+        return True
     loss_follows_tokens = bool(setup.fused_loss) and not setup.fused_loss.startswith(
         "torchtune-chunked"
     )

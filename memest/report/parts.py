@@ -33,6 +33,7 @@ COLOURS = {
     Category.INPUTS: "#17becf",
     Category.COMMUNICATION: "#882255",
     Category.ROUNDING: "#c7c7c7",
+    Category.REFERENCE: "#332288",
 }
 """One colour a category, told apart by colour-blind readers too."""
 PART_COLOURS = {

@@ -231,6 +231,17 @@ def place_text(at: PeakMoment, grad_accum: int) -> str:
     return words
 
 
+def _method(setup: TrainingOptions) -> str:
+    """What is trained for, and what stands beside the model."""
+    words = f"{setup.method.upper()} by TRL"
+    if not setup.method.has_reference:
+        return words
+    if setup.precompute_ref_log_probs:
+        return f"{words}, reference computed before"
+    adapted = setup.adapter is not None
+    return f"{words}, {'reference without the adapters' if adapted else 'with a reference model'}"
+
+
 def _optimizer(setup: Setup) -> str:
     words = setup.optimizer
     if setup.optim_args:
@@ -356,6 +367,8 @@ def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
         items.append("Liger kernels")
     if setup.fused_loss:
         items.append(fused_loss_words(setup.fused_loss))
+    if setup.method.of_preferences:
+        items.append(_method(setup))
     if setup.neftune_noise_alpha is not None:
         items.append("NEFTune")
     if setup.torch_compile:

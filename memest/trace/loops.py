@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from memest.config.setup import Loop, Precision, Setup, ZeroGradAt
 from memest.events import Category, CueKind, Phase, SeamKind, Weight
+from memest.trace.losses.objective import Objective
 from memest.trace.optimizers.in_backward import Stepper
 from memest.trace.optimizers.torch import weights_of
 from memest.trace.parallel.context_parallel import Split, collate
@@ -68,6 +69,7 @@ class TrainingLoop:
         apart: parameters are updated one after the other, as DeepSpeed updates its groups.
         weights: the parameters, noted when the first backward has given them gradients.
         split: entered around forward and backward where a sequence is shared: cuts a batch.
+        objective: what the Trainer's ``compute_loss`` does in place of one forward.
         ulysses_batches: gives the parts of batches and joins losses where a sequence is shared by
             Ulysses.
         compiled_model: the model as ``torch.compile`` made it; None where it runs eagerly.
@@ -94,6 +96,7 @@ class TrainingLoop:
     compiled_model: Any = None
     split: Split | None = None
     ulysses_batches: UlyssesBatches | None = None
+    objective: Objective | None = None
 
     @property
     def device(self) -> torch.device:
@@ -246,11 +249,26 @@ def _compute_loss(run: TrainingLoop, inputs: Batch, items: Any) -> torch.Tensor:
     if items is not None:
         inputs = {**inputs, "num_items_in_batch": items}
     with loss_region(run):
+        if run.objective is not None:
+            return _objective(run, run.objective, inputs)
         outputs = forward(run, inputs)
         loss = run.loss_of(outputs, inputs)
     if items is not None:
         loss *= 1  # average_tokens_across_devices: times the number of processes, in place
     return loss
+
+
+def _objective(run: TrainingLoop, objective: Objective, inputs: Batch) -> torch.Tensor:
+    """``compute_loss`` of a trainer that calls the model, and a reference, itself."""
+
+    def model(**model_inputs: Any) -> Any:
+        return forward(run, model_inputs)
+
+    def reference(**model_inputs: Any) -> Any:
+        with objective.as_reference():
+            return prepare_model(run, objective.reference)(**model_inputs)
+
+    return objective.loss(model, reference, inputs)
 
 
 # -- plain and Accelerate loops -------------------------------------------------------------------
@@ -362,14 +380,20 @@ class _Sink(torch.autograd.Function):
         return gradients
 
 
-def prepare_model(run: TrainingLoop) -> Any:
-    """What ``Accelerator.prepare`` makes of the model, and compiles last of all."""
+def prepare_model(run: TrainingLoop, another: torch.nn.Module | None = None) -> Any:
+    """What ``Accelerator.prepare`` makes of the model, and compiles last of all.
+
+    Args:
+        run: the loop.
+        another: a model beside it.
+    """
+    trained = run.model if another is None else another
 
     def call_model(**inputs: Any) -> Any:
-        return run.model(**inputs) if run.call is None else run.call(run.model, dict(inputs))
+        return trained(**inputs) if run.call is None else run.call(trained, dict(inputs))
 
     if not run.outputs_to_fp32 or run.setup.precision is Precision.FP32:
-        return run.model if run.call is None else call_model
+        return trained if run.call is None else call_model
 
     def call(**inputs: Any) -> Any:
         with _autocast(run):

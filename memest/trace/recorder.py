@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -290,11 +291,21 @@ class Recorder(TorchDispatchMode):
         return self.trace.module_names[self._stack[-1]]
 
     @contextmanager
-    def modules(self, model: torch.nn.Module) -> Iterator[None]:
-        """Follow which module of ``model`` runs, in forward, recompute and backward."""
+    def modules(
+        self, model: torch.nn.Module, others: Mapping[str, torch.nn.Module] = MappingProxyType({})
+    ) -> Iterator[None]:
+        """Follow which module of ``model`` runs, in forward, recompute and backward.
+
+        Args:
+            model: that trains.
+            others: models beside it, by what stands before the names of their modules.
+        """
         self._names = {
             id(module): self.module_number(name) for name, module in model.named_modules()
         }
+        for prefix, other in others.items():
+            for name, module in other.named_modules(prefix=prefix):
+                self._names[id(module)] = self._index_of(name)
         root = self.module_number("")
         # a wrapper's own layers stand for the model: one of them says when it is entered and left
         uncued_ids = {id(m) for n, m in model.named_modules() if n and self._names[id(m)] == root}

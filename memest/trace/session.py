@@ -24,6 +24,7 @@ from memest.trace.evaluation import trace_evaluation
 from memest.trace.generation import trace_generation
 from memest.trace.inputs.batch import PlannedBatch, TensorPlan, realise
 from memest.trace.inputs.example import ExampleBatch
+from memest.trace.inputs.pairs import batch_of_pairs
 from memest.trace.isolation import (
     in_turn,
     keep_random_states,
@@ -39,6 +40,7 @@ from memest.trace.legacy.transformers import (
 )
 from memest.trace.losses.fused_loss import apply_fused_loss, apply_liger
 from memest.trace.losses.loss import OwnLoss, loss_for, resolve_loss
+from memest.trace.losses.objective import objective_of
 from memest.trace.model.adapters import (
     add_adapter,
     base_of,
@@ -377,6 +379,7 @@ def trace_built(
         sequence_split(model, setup) as split,
         shared_sequence(base_of(model), setup) as ulysses_batches,
         _library_kernels(model, setup, gpu),
+        objective_of(model, setup) as objective,
         _own_code_context(meta_model, _driver_of(gpu, setup, operators)),
     ):
         trace = trace_training(
@@ -392,6 +395,7 @@ def trace_built(
             own_step=meta_model.own_step,
             split=split,
             ulysses_batches=ulysses_batches,
+            objective=objective,
         )
         if setup.distributed.tp_sequence_parallel:
             trace.notes.extend(uncounted_notes(model))
@@ -428,6 +432,8 @@ def trace_beginning(meta_model: MetaModel, setup: Setup, gpu: GpuTraits) -> Trac
 
 def _plan_batch(meta_model: MetaModel, setup: Setup) -> tuple[TensorPlan, ...]:
     """What a model is fed."""
+    if setup.method.of_preferences:
+        return batch_of_pairs(meta_model.plan, setup)
     plans = drop_attention_mask(meta_model.plan(setup), setup.distributed)
     if setup.channels_last:
         plans = tuple(replace(plan, channels_last=len(plan.shape) == 4) for plan in plans)

@@ -32,8 +32,9 @@ from memest.trace.isolation import TURN, line_of
 from memest.trace.legacy.bitsandbytes import bitsandbytes_as_before
 from memest.trace.legacy.transformers import family_of, transformers_as_before
 from memest.trace.loops import TrainingLoop, run_steps, run_updates
+from memest.trace.losses.objective import Objective
 from memest.trace.model.adapters import adapter_inputs_in_fp32, base_of, prefix_of
-from memest.trace.model.loading import load
+from memest.trace.model.loading import REFERENCE, load, load_reference
 from memest.trace.model.quantization import Loading, restore_biases
 from memest.trace.model.roles import Roles
 from memest.trace.optimizers.torch import (
@@ -119,6 +120,7 @@ def trace_training(
     own_step: OwnStep | None = None,
     split: Split | None = None,
     ulysses_batches: UlyssesBatches | None = None,
+    objective: Objective | None = None,
 ) -> Trace:
     """Trace the training steps of ``setup`` on a model whose parameters are on meta.
 
@@ -135,18 +137,23 @@ def trace_training(
         own_step: a step that does everything itself, in place of a loop.
         split: entered around forward and backward where a sequence is shared by ring attention.
         ulysses_batches: batches and loss where a sequence is shared by Ulysses.
+        objective: what is computed in place of the loss of one forward.
 
     Raises:
         TraceError: the model does something a trace cannot follow; names module and operator.
     """
     plan = plan or plan_of(setup)
     with ExitStack() as stack:
-        recorder = start_recorder(stack, model, setup, gpu, operators)
+        reference = None if objective is None else objective.reference
+        recorder = start_recorder(stack, model, setup, gpu, operators, reference)
         recorder.mark(Phase.LOAD, 0)
         load(model, recorder, loading)
+        if reference is not None:
+            load_reference(reference, recorder)
         stack.enter_context(follow_weights(model, recorder))
         run = make_run(model, setup, recorder, make_batch, loss_of, gpu, plan)
         run.call, run.split, run.ulysses_batches = call, split, ulysses_batches
+        run.objective = objective
         if run.stepper is not None:
             stack.callback(run.stepper.remove)
         stack.enter_context(compile_model(run, setup, gpu))
@@ -187,6 +194,7 @@ def start_recorder(
     setup: Setup,
     gpu: GpuTraits,
     operators: str,
+    reference: torch.nn.Module | None = None,
 ) -> Recorder:
     """A recorder that watches a model for as long as a stack is open.
 
@@ -196,6 +204,7 @@ def start_recorder(
         setup: the run.
         gpu: decides operators and versions.
         operators: ``cuda`` or ``cpu``.
+        reference: a second model, whose modules are followed too.
     """
     handlers = {
         **answer_handlers(),
@@ -222,7 +231,8 @@ def start_recorder(
     stack.enter_context(hooks_of_stage_3(model, recorder, setup))
     stack.enter_context(adapter_inputs_in_fp32(model, setup.distributed.adapters_in_full))
     if not setup.torch_compile:  # compiled code knows no modules
-        stack.enter_context(recorder.modules(model))
+        others = {} if reference is None else {REFERENCE: reference}
+        stack.enter_context(recorder.modules(model, others))
     stack.enter_context(recorder)
     stack.enter_context(_explain_errors(model, recorder, setup))
     return recorder

@@ -24,9 +24,9 @@ from memest.events import ALLOC, FREE, MARK
 from memest.trace import session
 from memest.trace.cuda.known_values import attach
 from memest.trace.cuda.no_triton import Library, without_triton
+from memest.trace.losses.fused_loss import apply_fused_loss
 from memest.trace.losses.torchtune import torchtune_chunked, torchtune_linear
 from memest.trace.losses.trl import trl_chunked, trl_fused
-from memest.trace.losses.fused_loss import apply_fused_loss
 from memest.trace.model.adapters import base_of
 from memest.trace.training import TracePlan
 from support.cases import GPU

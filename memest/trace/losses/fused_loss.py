@@ -1,9 +1,10 @@
 """Other libraries' kernels in place of a model's own head, loss and layers.
 
-Losses of TRL and torchtune are in ``trl`` and ``torchtune``. Of cut cross-entropy and Liger the library's own
-Python runs on meta, with its kernel launches left out (``no_triton``); what its autograd functions
-allocate, save and reuse is its own doing. Things are told to it that meta tensors cannot say: that
-their device counts as CUDA, what the GPU's properties are, and that there is a Triton.
+Losses of TRL and torchtune are in ``trl`` and ``torchtune``. Of cut cross-entropy and Liger the
+library's own Python runs on meta, with its kernel launches left out (``no_triton``); what its
+autograd functions allocate, save and reuse is its own doing. Things are told to it that meta
+tensors cannot say: that their device counts as CUDA, what the GPU's properties are, and that there
+is a Triton.
 
 Source: cut-cross-entropy 25.1.1, ``linear_cross_entropy.py``, ``cce.py``, ``cce_backward.py``,
 ``cce_lse_forward.py``, ``indexed_dot.py``. liger-kernel 0.8, ``ops/`` and

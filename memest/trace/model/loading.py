@@ -20,7 +20,10 @@ from memest.trace.model.quantization import (
 )
 from memest.trace.recorder import Recorder
 
-__all__ = ["load"]
+__all__ = ["REFERENCE", "load", "load_reference"]
+
+REFERENCE = "reference"
+"""What stands before the names of a reference model's modules."""
 
 
 def load(model: torch.nn.Module, recorder: Recorder, loading: Loading | None = None) -> None:
@@ -50,6 +53,15 @@ def load(model: torch.nn.Module, recorder: Recorder, loading: Loading | None = N
             recorder.adopt(first, category, path, "load")
             del first
     _cast(recorder, to_cast)
+
+
+def load_reference(reference: torch.nn.Module, recorder: Recorder) -> None:
+    """Record the weights of a reference model, which come to the device behind the model's."""
+    loaded_ids: set[int] = set()
+    for path, tensor, _ in _tensors(reference):
+        if id(tensor) not in loaded_ids:
+            loaded_ids.add(id(tensor))
+            recorder.adopt(tensor, Category.REFERENCE, f"{REFERENCE}.{path}", "load")
 
 
 def _dtype_before_cast(parameter: torch.Tensor) -> torch.dtype | None:

@@ -1,0 +1,98 @@
+"""What a preference method trains for: its loss, and the reference that the loss asks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+
+from memest.config.kinds import Method
+from memest.config.setup import Setup
+from memest.trace.losses.fused_head import fused_head
+from memest.trace.losses.preference import LossOfPairs, loss_of_pairs
+from memest.trace.losses.trl import parts_for_trl
+from memest.trace.model.adapters import base_of, copy_kept_dtypes
+
+__all__ = ["Objective", "objective_of"]
+
+_REPORTED = ("entropy", "mean_logits", "hits")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """What the Trainer's ``compute_loss`` does in place of one forward.
+
+    Attributes:
+        loss: calls the model, and the reference where it has one.
+        trained: the model.
+        reference: a second model; None where the trained one stands for it, its adapters off, or
+            where there is none.
+    """
+
+    loss: LossOfPairs
+    trained: Any
+    reference: torch.nn.Module | None = None
+
+    @contextmanager
+    def as_reference(self) -> Iterator[None]:
+        """While the reference is asked: nothing is recomputed, and adapters are off."""
+        with ExitStack() as stack:
+            for module in self.trained.modules():
+                if getattr(module, "gradient_checkpointing", False):
+                    stack.enter_context(mock.patch.object(module, "gradient_checkpointing", False))
+            adapted = self.reference is None
+            stack.enter_context(self.trained.disable_adapter() if adapted else nullcontext())
+            yield
+
+
+@contextmanager
+def objective_of(model: Any, setup: Setup) -> Iterator[Objective | None]:
+    """What a setup trains a model for, for the time of a trace; None for the usual loss.
+
+    Args:
+        model: on meta, perhaps wrapped by adapters.
+        setup: the run.
+
+    Raises:
+        ConfigError: a model that the method's trainer does not take.
+    """
+    method = setup.method
+    if not method.of_preferences:
+        yield None
+        return
+    base = base_of(model)
+    asks = method.has_reference and not setup.precompute_ref_log_probs
+    reference = _reference_of(base) if asks and base is model else None
+    with ExitStack() as stack:
+        stack.enter_context(_without_dropout(model))
+        if method.has_reference:
+            flag = f"--method {method}"
+            forward = fused_head(parts_for_trl(base, flag), _REPORTED)
+            stack.enter_context(mock.patch.object(base, "forward", forward))
+            if reference is not None:
+                reference.forward = fused_head(parts_for_trl(reference, flag), ())  # type: ignore[method-assign]
+        elif method is not Method.REWARD:
+            parts_for_trl(base, f"--method {method}")
+        yield Objective(loss=loss_of_pairs(method), trained=model, reference=reference)
+
+
+def _reference_of(model: torch.nn.Module) -> Any:
+    """The model as ``from_pretrained`` gives it once more: not in training mode."""
+    reference = copy.deepcopy(model)
+    copy_kept_dtypes(model, reference)
+    return reference.eval()
+
+
+@contextmanager
+def _without_dropout(model: torch.nn.Module) -> Iterator[None]:
+    """``disable_dropout_in_model``: modules alone, not what a model drops by a function."""
+    with ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                stack.enter_context(mock.patch.object(module, "p", 0))
+        yield
