@@ -49,8 +49,9 @@ def loss_of_pairs(method: Method) -> LossOfPairs:
     return _LOSSES[method]
 
 
-def _fetch(*values: torch.Tensor) -> None:
+def _fetch(_: torch.Tensor) -> float:
     """``value.item()``, which allocates nothing on the device."""
+    return 0.0
 
 
 # -- DPO -------------------------------------------------------------------------------------------
@@ -90,43 +91,49 @@ def _dpo(model: Call, reference: Call, inputs: Batch, *, averages: bool = False)
     loss += of_pairs.mean() * 1.0
     if outputs.aux_loss is not None:
         loss = loss + 0.001 * outputs.aux_loss
-    _report_tokens(outputs, shift_mask, length)
-    _fetch(inputs["attention_mask"].sum())
+    # the log, whose tensors stay bound
+    entropies = outputs.entropy[:, -length:].detach()
+    entropy = (entropies * shift_mask).sum()
+    count: Any = shift_mask.sum()
+    entropy, count = entropy.sum(), count.sum()
+    _fetch(entropy / count if count > 0 else entropy)
+    _fetch(inputs["attention_mask"].sum().sum())
     chosen_logits, rejected_logits = outputs.mean_logits[:, -length:].chunk(2, dim=0)
     chosen_mask, rejected_mask = shift_mask.chunk(2, dim=0)
-    sums = [
-        chosen_logits[chosen_mask.bool()].sum(),
-        chosen_mask.sum(),
-        rejected_logits[rejected_mask.bool()].sum(),
-        rejected_mask.sum(),
-    ]
-    _fetch(*sums)
-    chosen_hits, _ = outputs.hits[:, -length:].chunk(2, dim=0)
+    _fetch_sums(chosen_logits, chosen_mask, rejected_logits, rejected_mask)
+    chosen_hits, rejected_hits = outputs.hits[:, -length:].chunk(2, dim=0)
     are_correct = chosen_hits & chosen_mask.bool()
     count = chosen_mask.sum()
     correct = are_correct.sum()
     total = count.sum()
-    _fetch(total > 0)
-    _fetch(correct.sum() / total)
+    _fetch(correct.sum() / total if total > 0 else total)
     chosen_rewards = _BETA * chosen_ratios.detach()
     rejected_rewards = _BETA * rejected_ratios.detach()
-    _fetch(chosen_rewards.mean(), rejected_rewards.mean())
+    _fetch(chosen_rewards.mean())
+    _fetch(rejected_rewards.mean())
     accuracies = (chosen_rewards > rejected_rewards).float()
     _fetch(accuracies.mean())
     margins = chosen_rewards - rejected_rewards
-    _fetch(margins.mean())
-    _fetch(chosen.mean())
-    _fetch(rejected.mean())
+    for values in (margins, chosen, rejected):
+        _fetch(values.mean())
     return loss
 
 
-def _report_tokens(outputs: Any, mask: torch.Tensor, length: int) -> None:
-    """The entropy of the answers' tokens, for the trainer's log."""
-    entropies = outputs.entropy[:, -length:].detach()
-    entropy = (entropies * mask).sum().sum()
-    count = mask.sum().sum()
-    _fetch(count > 0)
-    _fetch(entropy / count)
+def _fetch_sums(
+    chosen: torch.Tensor,
+    chosen_mask: torch.Tensor,
+    rejected: torch.Tensor,
+    rejected_mask: torch.Tensor,
+) -> None:
+    """Mean logits and tokens of both answers, for the log."""
+    sums = [
+        chosen[chosen_mask.bool()].sum(),
+        chosen_mask.sum(),
+        rejected[rejected_mask.bool()].sum(),
+        rejected_mask.sum(),
+    ]
+    while sums:
+        _fetch(sums.pop(0).sum())
 
 
 # -- KTO -------------------------------------------------------------------------------------------
@@ -171,21 +178,20 @@ def _kto(model: Call, reference: Call, inputs: Batch) -> torch.Tensor:
     rejected_rewards = _BETA * rejected_ratios.detach()
     losses = torch.cat((1.0 * chosen_losses, 1.0 * rejected_losses), 0)
     mask = inputs["completion_mask"][:, 1:]
-    _report_tokens(outputs, mask, length)
-    _fetch(inputs["attention_mask"].sum())
+    entropies = outputs.entropy[:, -length:].detach()
+    entropy = (entropies * mask).sum()
+    count: Any = mask.sum()
+    entropy, count = entropy.sum(), count.sum()
+    _fetch(entropy / count if count > 0 else entropy)
+    _fetch(inputs["attention_mask"].sum().sum())
     mean_logits = outputs.mean_logits[:, -length:]
     chosen_logits = mean_logits.index_select(0, chosen_rows)
     rejected_logits = mean_logits.index_select(0, rejected_rows)
     chosen_mask = mask.index_select(0, chosen_rows)
     rejected_mask = mask.index_select(0, rejected_rows)
-    sums = [
-        chosen_logits[chosen_mask.bool()].sum(),
-        chosen_mask.sum(),
-        rejected_logits[rejected_mask.bool()].sum(),
-        rejected_mask.sum(),
-    ]
-    _fetch(*sums)
-    _fetch(num_chosen.sum(), num_rejected.sum())
+    _fetch_sums(chosen_logits, chosen_mask, rejected_logits, rejected_mask)
+    _fetch(num_chosen.sum())
+    _fetch(num_rejected.sum())
     for values in (chosen_rewards, chosen, rejected_rewards, rejected):
         _fetch(values.nansum().nansum())
     loss = losses.nanmean()
@@ -261,7 +267,7 @@ def _log_probs(
         labels[labels == IGNORED] = 0
     else:
         labels = torch.where(labels == IGNORED, 0, labels)
-    per_token, _ = _SelectedLogProbs.apply(logits, labels)  # type: ignore[no-untyped-call]
+    per_token = _SelectedLogProbs.apply(logits, labels)[0]  # type: ignore[no-untyped-call]
     if averages:
         return (per_token * mask).sum(-1) / mask.sum(-1)
     total: torch.Tensor = (per_token * mask).sum(-1)
@@ -358,7 +364,7 @@ def _reward(model: Call, _: Call, inputs: Batch) -> torch.Tensor:
     outputs = model(**inputs, use_cache=False)
     chosen, rejected = torch.chunk(outputs.logits.squeeze(-1), chunks=2)
     loss = -functional.logsigmoid(chosen - rejected).mean()
-    _fetch(inputs["attention_mask"].sum())
+    _fetch(inputs["attention_mask"].sum().sum())
     with torch.no_grad():
         rewards = outputs.logits
         _fetch(rewards.min())

@@ -1,0 +1,288 @@
+"""Preference methods: TRL's own trainers beside what is written anew.
+
+TRL's ``compute_loss``, run on meta as a trace runs ours, says whether it is the same step: the same
+bytes are born and die in the same order. Whole trainers of TRL on the CPU say whether the loop
+around it is the one that is priced.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import types
+from collections import defaultdict
+from contextlib import contextmanager
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+import torch
+
+from memest.calibration.running.cpu_memory import mark, measure
+from memest.catalog.resolve import ModelSource
+from memest.config.setup import Setup
+from memest.events import ALLOC, FREE, MARK
+from memest.trace import session
+from memest.trace.cuda.no_triton import without_triton
+from memest.trace.losses.objective import objective_of
+from memest.trace.model.adapters import base_of
+from memest.trace.training import TracePlan
+from support.cases import GPU
+from support.real_memory import differences, run_of_trace
+from support.real_steps import RNG_STATE
+from support.tools import load_tool
+from support.trl_on_meta import TRL, TRL_ON_CPU
+
+SMALL = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 384, "vocab_size": 8000, "max_position_embeddings": 256,
+    "pad_token_id": 0,
+}  # fmt: skip
+LORA = {"adapter": {"peft_type": "LORA", "r": 8}}
+RUNS = [
+    {"method": "dpo"},
+    {"method": "dpo", "checkpointing": "full", "grad_accum": 2},
+    {"method": "dpo", **LORA},
+    {"method": "dpo", **LORA, "checkpointing": "full"},
+    {"method": "dpo", "precompute_ref_log_probs": True},
+    {"method": "dpo", "precision": "bf16", "dtype": "float32"},
+    {"method": "ipo"},
+    {"method": "kto"},
+    {"method": "kto", **LORA},
+    {"method": "kto", "precompute_ref_log_probs": True},
+    {"method": "orpo"},
+    {"method": "orpo", "precision": "bf16", "dtype": "float32"},
+    {"method": "cpo", **LORA},
+    {"method": "simpo"},
+    {"method": "reward"},
+    {"method": "reward", **LORA, "checkpointing": "full"},
+]  # fmt: skip
+_HOMES = {
+    "dpo": ("trl.trainer.dpo_trainer", "DPOTrainer"),
+    "ipo": ("trl.trainer.dpo_trainer", "DPOTrainer"),
+    "kto": ("trl.trainer.kto_trainer", "KTOTrainer"),
+    "reward": ("trl.trainer.reward_trainer", "RewardTrainer"),
+    "orpo": ("trl.experimental.orpo.orpo_trainer", "ORPOTrainer"),
+    "cpo": ("trl.experimental.cpo.cpo_trainer", "CPOTrainer"),
+    "simpo": ("trl.experimental.cpo.cpo_trainer", "CPOTrainer"),
+}
+
+
+def _trainer(setup, ours):
+    """What ``compute_loss`` asks of a trainer, with TRL's defaults."""
+    module, name = _HOMES[setup.method]
+    kind = getattr(importlib.import_module(module), name)
+    accelerator = types.SimpleNamespace(
+        device=torch.device("meta"),
+        gather=lambda tensor: tensor,
+        gather_for_metrics=lambda tensor: tensor,
+        unwrap_model=lambda model: model,
+    )
+    arguments = types.SimpleNamespace(
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+        center_rewards_coefficient=None,
+        device=torch.device("meta"),
+    )
+    trainer = kind.__new__(kind)
+    vars(trainer).update(
+        model=ours.trained, accelerator=accelerator, args=arguments, aux_loss_enabled=False,
+        ld_alpha=None, precompute_ref_logps=setup.precompute_ref_log_probs,
+        f_divergence_type="reverse_kl", loss_types=["ipo" if setup.method == "ipo" else "sigmoid"],
+        loss_weights=[1.0], beta=0.1, use_weighting=False, label_smoothing=0.0, _tp_size=1,
+        _metrics={"train": defaultdict(list)}, _total_train_tokens=0, calculate_KL=True,
+        loss_type={"kto": "kto", "simpo": "simpo"}.get(setup.method, "sigmoid"),
+        desirable_weight=1.0, undesirable_weight=1.0, is_encoder_decoder=False, padding_value=0,
+        pad_token_id=0, _peft_has_been_casted_to_bf16=False, alpha=0.0, simpo_gamma=0.5,
+        cpo_alpha=0.0 if setup.method == "simpo" else 1.0, store_metrics=lambda *_, **__: None,
+    )  # fmt: skip
+    return trainer
+
+
+def _positional(model):
+    """ORPOTrainer and CPOTrainer give the tokens without a name."""
+
+    def call(*tokens, **inputs):
+        return model(**inputs, **({"input_ids": tokens[0]} if tokens else {}))
+
+    return call
+
+
+@contextmanager
+def _trl(model, setup):
+    """TRL's own loss, and its own head, in place of ours."""
+    fetched = mock.patch.object(torch.Tensor, "item", lambda _: 1.0)
+    with (
+        without_triton(TRL, lambda: importlib.import_module(_HOMES[setup.method][0])),
+        objective_of(model, setup) as ours,
+        fetched,
+    ):
+        assert ours is not None
+        head = importlib.import_module("trl.trainer.utils").add_fused_lm_head
+        if setup.method.has_reference:
+            head(base_of(model), outputs=("log_probs", "entropy", "mean_logits", "is_top1"))
+            if ours.reference is not None:
+                head(ours.reference)
+        trainer = _trainer(setup, ours)
+
+        def loss(model, reference, inputs):
+            # the model as accelerate prepares it
+            trainer.ref_model = None if ours.reference is None else reference
+            return trainer.compute_loss(_positional(model), inputs)
+
+        yield replace(ours, loss=loss)
+
+
+def _events(options):
+    options = {"batch": 4, "seq_len": 96, "dtype": "bfloat16", "optim": "none", **options}
+    setup = Setup(**options)
+    source = ModelSource(kind="file", id="small", config=SMALL, provenance="test")
+    trace = session.trace_built(
+        session.build(setup, source, None, None, None), setup, GPU, TracePlan(steps=2)
+    )
+    return [
+        (kind, str(trace.marks[index].phase) if kind == MARK else trace.sizes[index])
+        for kind, index in trace.decode()
+        if kind in (ALLOC, FREE, MARK)
+    ]
+
+
+@pytest.mark.parametrize("options", RUNS, ids=lambda options: "-".join(map(str, options.values())))
+def test_trl_computes_the_same(options):
+    pytest.importorskip("trl", minversion="1.16")
+    ours = _events(options)
+    with mock.patch.object(session, "objective_of", _trl):
+        theirs = _events(options)
+
+    assert [e for e in ours if e[0] != FREE] == [e for e in theirs if e[0] != FREE]
+    assert _large(ours) == _large(theirs)
+
+
+def _large(events):
+    """Without single numbers, whose order of death is no matter."""
+    return [event for event in events if event[0] == MARK or event[1] > 64]
+
+
+# -- whole trainers -------------------------------------------------------------------------------
+
+TINY = {"prompt": 1, "completion": 62, "batch": 4, "dtype": "float32", "tiny": True}
+WITH_LORA = {"lora": {"r": 8, "target_modules": "all-linear"}}
+TRAINERS = [
+    {"method": "dpo"},
+    {"method": "dpo", **WITH_LORA},
+    {"method": "dpo", "args": {"precompute_ref_log_probs": True}},
+    {"method": "dpo", "args": {"gradient_checkpointing": False, "gradient_accumulation_steps": 2}},
+    {"method": "kto"},
+    {"method": "kto", **WITH_LORA},
+    {"method": "orpo"},
+    {"method": "cpo", **WITH_LORA},
+    {"method": "reward"},
+]
+
+
+def _real(asked, folder):
+    """Forward and backward of a trainer's steps as the CPU's allocator sees them."""
+    tool = load_tool("measure_trainers")
+    home = _HOMES[asked["method"]][0]
+    with without_triton(TRL_ON_CPU, lambda: importlib.import_module(home)):
+        model = tool.load(asked, "cpu", folder)
+        trainer = tool.trainer_for(asked, model, "cpu", folder)
+        config = model.config
+        del model
+        names = _phases(asked)
+        loss, backward, step = (
+            trainer.compute_loss, trainer.accelerator.backward, trainer.training_step
+        )  # fmt: skip
+
+        def marked_loss(*arguments, **keywords):
+            mark(f"forward {next(names)}")
+            return loss(*arguments, **keywords)
+
+        def marked_backward(*arguments, **keywords):
+            mark(f"backward {next(names)}")
+            return backward(*arguments, **keywords)
+
+        def marked_step(*arguments, **keywords):
+            out = step(*arguments, **keywords)
+            mark(f"rest {next(names)}")
+            return out
+
+        trainer.compute_loss, trainer.accelerator.backward = marked_loss, marked_backward
+        trainer.training_step = marked_step
+        batch = next(iter(trainer.get_train_dataloader()))
+        tokens = next(v for k, v in batch.items() if k.endswith("input_ids")).shape[1]
+        return measure(trainer.train), config, tokens
+
+
+_OF_THE_CPU = (
+    # it sums integers by way of copies
+    "/aten::sum/aten::to/aten::_to_copy/aten::empty_strided",
+    # rules of memest.workspaces price where a GPU writes the places of a mask
+    "/aten::index/aten::nonzero",
+    "/aten::_index_put_impl_/aten::nonzero",
+)
+
+
+def _without_the_cpu_s(events):
+    """Without random states, and what the CPU's kernels take otherwise than CUDA's."""
+    out, others = [], set()
+    for event in events:
+        if event.nbytes > 0 and event.op.endswith(_OF_THE_CPU):
+            others.add(event.key)
+        elif event.nbytes < 0 and event.key in others:
+            others.remove(event.key)
+        elif abs(event.nbytes) != RNG_STATE:
+            out.append(event)
+    return out
+
+
+def _in_one_order(events):
+    """What dies together in one order: autocast's cache goes in that of a hash table."""
+    out = []
+    for dies, group in itertools.groupby(events, lambda event: (event.nbytes < 0, event.phase)):
+        out.extend(sorted(group, key=lambda event: event.nbytes) if dies[0] else group)
+    return out
+
+
+def _phases(asked):
+    """``STEP MICRO_STEP`` of every forward, its backward, and what follows."""
+    micro_steps = asked.get("args", {}).get("gradient_accumulation_steps", 1)
+    for step in range(1, 10):
+        for micro_step in range(1, micro_steps + 1):
+            yield from [f"{step} {micro_step}"] * 3
+
+
+@pytest.mark.slow(but=("dpo",))
+@pytest.mark.parametrize(
+    "asked", TRAINERS, ids=lambda asked: "-".join(str(value) for value in asked.values())
+)
+def test_a_whole_trainer_allocates_the_same(asked, tmp_path):
+    pytest.importorskip("trl", minversion="1.16")
+    asked = {**TINY, **asked, "model": "Qwen/Qwen3-0.6B", "name": "test"}
+    real, config, tokens = _real(asked, tmp_path)
+    arguments = asked.get("args", {})
+    setup = Setup(
+        method=asked["method"],
+        batch=asked["batch"],
+        seq_len=tokens,
+        dtype="float32",
+        precision="bf16",
+        checkpointing="full" if arguments.get("gradient_checkpointing", True) else "none",
+        grad_accum=arguments.get("gradient_accumulation_steps", 1),
+        precompute_ref_log_probs=arguments.get("precompute_ref_log_probs", False),
+        adapter={"peft_type": "LORA", "r": 8, "target_modules": "all-linear"}
+        if "lora" in asked
+        else None,
+    )
+    source = ModelSource(kind="file", id="tiny", config=config.to_dict(), provenance="test")
+    meta_model = session.build(setup, source, None, None, None)
+    plan = TracePlan(steps=2, micro_steps=setup.grad_accum)
+    trace = run_of_trace(session.trace_built(meta_model, setup, GPU, plan, operators="cpu"))
+    phases = {event.phase for event in trace.events if event.phase.startswith(("forw", "backw"))}
+    for run, events in ((real, _without_the_cpu_s(real.events)), (trace, trace.events)):
+        large = (e for e in events if e.phase in phases and abs(e.nbytes) >= 4096)
+        run.events = _in_one_order(large)
+
+    assert len(phases) == 4 * setup.grad_accum
+    assert len(trace.allocations(at_least=4096)) > 200
+    assert differences(real, trace) == []
