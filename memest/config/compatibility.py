@@ -15,6 +15,7 @@ from memest.config.kinds import (
     SDPA,
     Dtype,
     Fsdp,
+    LogProbs,
     Loop,
     Precision,
     SdpaBackend,
@@ -550,6 +551,11 @@ def _check_method(setup: TrainingOptions) -> None:
         raise ConfigError(
             f"--precompute-ref-log-probs goes with --method dpo, ipo and kto: {setup.method} has "
             "no reference model. Leave it out, or name the method."
+        )
+    if not setup.method.of_preferences and setup.log_probs is not LogProbs.FUSED:
+        raise ConfigError(
+            f"--log-probs {setup.log_probs} goes with --method dpo, ipo, orpo and simpo. Leave it "
+            "out, or name the method."
         )
     if setup.method.of_preferences:
         refuse_pairs(setup, f"--method {setup.method}", "method")

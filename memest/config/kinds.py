@@ -13,6 +13,7 @@ __all__ = [
     "Attention",
     "Dtype",
     "Fsdp",
+    "LogProbs",
     "Loop",
     "Method",
     "Precision",
@@ -161,6 +162,17 @@ class Method(enum.StrEnum):
     def makes_all_logits(self) -> bool:
         """Whether the logits of all tokens are there at once."""
         return self in (Method.ORPO, Method.CPO, Method.SIMPO)
+
+
+class LogProbs(enum.StrEnum):
+    """Where a preference method has the log-probabilities of answers from."""
+
+    FUSED = "fused"
+    """Head and logarithms tile by tile, as TRL 1.15 and later have them."""
+    LOGITS = "logits"
+    """All logits, in the dtype of the model, as TRL 0.29 to 1.14 made them."""
+    FLOAT32 = "float32"
+    """All logits in float32, and the logarithms of all of them, as LLaMA-Factory has it."""
 
 
 class Strategy(enum.StrEnum):

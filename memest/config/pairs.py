@@ -17,6 +17,7 @@ from memest.config.kinds import (
     SDPA,
     Attention,
     Fsdp,
+    LogProbs,
     Loop,
     Method,
     Precision,
@@ -57,6 +58,15 @@ def _another_adapter(s: TrainingOptions) -> bool:
 
 def _task_of(method: Method) -> Task:
     return Task.SEQUENCE_CLASSIFICATION if method is Method.REWARD else Task.CAUSAL_LM
+
+
+def _has_losses_of(log_probs: LogProbs, method: Method) -> bool:
+    """Whether a trainer has a method's log-probabilities from there."""
+    if log_probs is LogProbs.FUSED:
+        return True
+    return method in (Method.DPO, Method.IPO, Method.ORPO, Method.SIMPO) or (
+        method is Method.CPO and log_probs is LogProbs.LOGITS
+    )
 
 
 def _asks_for_modules(s: TrainingOptions) -> bool:
@@ -116,6 +126,12 @@ _PAIRS = (
             s.distributed.shares_model
             or max(s.distributed.cp, s.distributed.sp, s.distributed.pp) > 1
         ),
+    ),
+    Pair(
+        "method",
+        "--log-probs {s.log_probs}",
+        lambda s: not _has_losses_of(s.log_probs, s.method),
+        "no trainer that was read has it so",
     ),
     Pair("method", "--use-liger-kernel", lambda s: s.use_liger_kernel),
     Pair("method", "--torch-compile", lambda s: s.torch_compile),

@@ -17,6 +17,7 @@ from memest.config.installed import installed_version
 from memest.config.kinds import (
     Attention,
     Dtype,
+    LogProbs,
     Loop,
     Method,
     ModelPart,
@@ -111,16 +112,23 @@ class TrainingOptions:
     )
     method: Method = option(
         Method.SUPERVISED,
-        f"What is trained for: {legal_values(Method)}. All but the first learn from preferences, as "
-        "TRL's trainers do: --batch counts pairs of answers (kto: answers), --seq-len the tokens of "
-        "prompt and answer.",
+        f"What is trained for: {legal_values(Method)}. All but the first learn from preferences, "
+        "as TRL's trainers do: --batch counts pairs of answers (kto: answers), --seq-len the "
+        "tokens of prompt and answer.",
         "NAME",
         short="Trained for: supervised, dpo, kto, orpo, ...",
     )
+    log_probs: LogProbs = option(
+        LogProbs.FUSED,
+        "Where dpo, ipo, orpo and simpo have the log-probabilities of answers from: fused (TRL "
+        "1.15 and later), logits of all tokens (TRL 0.29 to 1.14), or those in float32 "
+        "(LLaMA-Factory).",
+        "NAME",
+    )
     precompute_ref_log_probs: bool = option(
         False,
-        "What the reference model says of all answers is computed before training begins: no second "
-        "model stays in memory.",
+        "What the reference model says of all answers is computed before training begins: no "
+        "second model stays in memory.",
         "--precompute-ref-log-probs precompute_ref_logps",
     )
     num_labels: int | None = option(

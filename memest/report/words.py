@@ -231,7 +231,7 @@ def place_text(at: PeakMoment, grad_accum: int) -> str:
     return words
 
 
-def _method(setup: TrainingOptions) -> str:
+def _method(setup: Setup) -> str:
     """What is trained for, and what stands beside the model."""
     words = f"{setup.method.upper()} by TRL"
     if not setup.method.has_reference:

@@ -178,7 +178,7 @@ def _batch_samples(run: TrainingLoop, step: int, micro_steps: int) -> tuple[list
 
 def count_items(run: TrainingLoop, samples: list[Batch], step: int) -> torch.Tensor | None:
     """``_get_num_items_in_batch``: one bool mask at a time, then a 0-dim number."""
-    if not run.counts_items or "labels" not in samples[0]:
+    if not run.counts_items or run.objective is not None or "labels" not in samples[0]:
         return None
     labels = _counted_labels(run, samples)
 

@@ -5,7 +5,8 @@ are not scored.
 
 Source: TRL 1.16 ``DataCollatorForPreference`` of ``trainer/dpo_trainer.py`` and
 ``trainer/reward_trainer.py``, ``DataCollatorForUnpairedPreference`` of ``trainer/kto_trainer.py``,
-``DPODataCollatorWithPadding`` of ``experimental/utils.py``.
+``DPODataCollatorWithPadding`` of ``experimental/utils.py``; LLaMA-Factory 0.9.4
+``PairwiseDataCollatorWithPadding`` of ``data/collator.py``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import replace
 
 import torch
 
-from memest.config.kinds import Method
+from memest.config.kinds import LogProbs, Method
 from memest.config.setup import Setup
 from memest.trace.inputs.tensors import TensorPlan
 
@@ -34,6 +35,9 @@ def batch_of_pairs(
         setup: counts pairs, or under KTO answers.
     """
     method, batch = setup.method, setup.batch
+    if setup.log_probs is LogProbs.FLOAT32:
+        twice = _sequences(plan, setup, 2)
+        return (*twice.values(), replace(twice["input_ids"], name="labels"))
     once = _sequences(plan, setup, 1)
     if method in (Method.ORPO, Method.CPO, Method.SIMPO):
         return tuple(

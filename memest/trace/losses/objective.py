@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 
-from memest.config.kinds import Method
+from memest.config.kinds import LogProbs, Method
 from memest.config.setup import Setup
 from memest.trace.losses.fused_head import fused_head
 from memest.trace.losses.preference import LossOfPairs, loss_of_pairs
@@ -70,7 +70,7 @@ def objective_of(model: Any, setup: Setup) -> Iterator[Objective | None]:
     reference = _reference_of(base) if asks and base is model else None
     with ExitStack() as stack:
         stack.enter_context(_without_dropout(model))
-        if method.has_reference:
+        if method.has_reference and setup.log_probs is LogProbs.FUSED:
             flag = f"--method {method}"
             forward = fused_head(parts_for_trl(base, flag), _REPORTED)
             stack.enter_context(mock.patch.object(base, "forward", forward))
@@ -78,7 +78,9 @@ def objective_of(model: Any, setup: Setup) -> Iterator[Objective | None]:
                 reference.forward = fused_head(parts_for_trl(reference, flag), ())  # type: ignore[method-assign]
         elif method is not Method.REWARD:
             parts_for_trl(base, f"--method {method}")
-        yield Objective(loss=loss_of_pairs(method), trained=model, reference=reference)
+        yield Objective(
+            loss=loss_of_pairs(method, setup.log_probs), trained=model, reference=reference
+        )
 
 
 def _reference_of(model: torch.nn.Module) -> Any:

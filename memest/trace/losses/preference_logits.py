@@ -1,0 +1,352 @@
+"""Preference losses of trainers that make the logits of all tokens, written anew.
+
+``orpo``, ``cpo`` and ``simpo`` of TRL do at present, and ``dpo`` did before TRL 1.15. LLaMA-Factory
+makes them float32 besides, and takes the logarithms of all of them.
+
+Source: TRL 1.16 ``experimental/orpo/orpo_trainer.py``, ``experimental/cpo/cpo_trainer.py``
+(``concatenated_forward``, ``get_batch_loss_metrics``), ``kernels/logprob_entropy.py``; TRL 1.13
+``trainer/dpo_trainer.py``, ``trainer/utils.py`` (``selective_log_softmax``,
+``entropy_from_logits``); LLaMA-Factory 0.9.4 ``train/dpo/trainer.py``, ``train/trainer_utils.py``
+(``get_batch_logps``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch.nn import functional
+
+from memest.config.kinds import LogProbs, Method
+from memest.trace.losses.fused_head import IGNORED
+
+__all__ = [
+    "BETA",
+    "LOSSES_OF_LOGITS",
+    "MODEL_INPUTS",
+    "Batch",
+    "Call",
+    "LossOfPairs",
+    "cpo",
+    "fetch",
+    "orpo",
+]
+
+Batch = Mapping[str, Any]
+Call = Callable[..., Any]
+LossOfPairs = Callable[[Call, Call, Batch], torch.Tensor]
+"""``loss(model, reference, batch)``: both are called as the trainer calls them."""
+BETA = 0.1  # no size depends on it
+MODEL_INPUTS = ("input_ids", "attention_mask")
+_ENTROPY_ROWS = 128
+
+
+def fetch(_: torch.Tensor) -> float:
+    """``value.item()``, which allocates nothing on the device."""
+    return 0.0
+
+
+# -- ORPO, CPO and SimPO of TRL --------------------------------------------------------------------
+
+
+class _SelectedLogProbs(torch.autograd.Function):
+    """``_LogProbEntropyFunction``: two kernels, one row of logits each time."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        log_probs = torch.empty(logits.shape[:-1], device=logits.device, dtype=torch.float32)
+        entropy = torch.empty_like(log_probs)
+        log_z = torch.empty_like(log_probs)
+        expected_logit = torch.empty_like(log_probs)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(logits, index, log_z, expected_logit)
+        return log_probs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        logits, *_ = ctx.saved_tensors
+        grad_logits = torch.empty_like(logits, memory_format=torch.contiguous_format)
+        _ = [g.contiguous() for g in gradients if g is not None]
+        return grad_logits, None
+
+
+def _concatenated(inputs: Batch) -> dict[str, torch.Tensor]:
+    """``concatenated_inputs``: chosen answers, then rejected ones."""
+    names = ("input_ids", "attention_mask", "labels")
+    return {
+        name: torch.cat((inputs[f"chosen_{name}"], inputs[f"rejected_{name}"]), dim=0)
+        for name in names
+    }
+
+
+def _mean_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The cross-entropy of the chosen answers."""
+    logits = logits[..., :-1, :].contiguous()
+    labels = labels[..., 1:].contiguous()
+    logits = logits.view(-1, logits.shape[-1])
+    labels = labels.view(-1)
+    return functional.cross_entropy(logits, labels)
+
+
+def _log_probs(
+    logits: torch.Tensor, labels: torch.Tensor, *, averages: bool, in_place: bool
+) -> torch.Tensor:
+    """``get_batch_logps``: of whole answers, from all logits."""
+    labels = labels[:, 1:].clone()
+    logits = logits[:, :-1, :]
+    mask = labels != IGNORED
+    if in_place:
+        labels[labels == IGNORED] = 0
+    else:
+        labels = torch.where(labels == IGNORED, 0, labels)
+    per_token = _SelectedLogProbs.apply(logits, labels)[0]  # type: ignore[no-untyped-call]
+    if averages:
+        return (per_token * mask).sum(-1) / mask.sum(-1)
+    total: torch.Tensor = (per_token * mask).sum(-1)
+    return total
+
+
+def _report(
+    rewards: tuple[torch.Tensor, torch.Tensor],
+    log_probs: tuple[torch.Tensor, torch.Tensor],
+    logits: tuple[torch.Tensor, torch.Tensor],
+    *others: torch.Tensor,
+) -> dict[str, torch.Tensor]:
+    """The log of a step, whose numbers wait on the device until all are there."""
+    chosen, rejected = rewards
+    accuracies = (chosen > rejected).float()
+    return {
+        "chosen": chosen.mean(),
+        "rejected": rejected.mean(),
+        "accuracies": accuracies.mean(),
+        "margins": (chosen - rejected).mean(),
+        "rejected log-probabilities": log_probs[1].detach().mean(),
+        "chosen log-probabilities": log_probs[0].detach().mean(),
+        "rejected logits": logits[1].detach().mean().mean(),
+        "chosen logits": logits[0].detach().mean().mean(),
+        **{str(number): value.detach().mean() for number, value in enumerate(others)},
+    }
+
+
+def orpo(model: Call, _: Call, inputs: Batch) -> torch.Tensor:
+    """``ORPOTrainer``: the loss of the chosen answers, and the odds of both."""
+    batch = _concatenated(inputs)
+    outputs = model(
+        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False
+    )
+    all_logits, number = outputs.logits, inputs["chosen_labels"].shape[0]
+    labels = batch["input_ids"].clone()
+    labels = torch.where(batch["attention_mask"] == 1, labels, IGNORED)
+    own_loss = _mean_loss(all_logits[:number], labels[:number])
+    log_probs = _log_probs(all_logits, batch["labels"], averages=True, in_place=False)
+    chosen, rejected = log_probs[:number], log_probs[number:]
+    logits = all_logits[:number, :-1, :], all_logits[number:, :-1, :]
+    del batch, outputs, labels, all_logits, log_probs
+    odds = (chosen - rejected) - (_log1mexp(chosen) - _log1mexp(rejected))
+    ratio = functional.logsigmoid(odds)
+    losses = BETA * ratio
+    rewards = (BETA * chosen).detach(), (BETA * rejected).detach()
+    means = torch.mean(ratio), torch.mean(odds)
+    del ratio, odds
+    loss = own_loss - losses.mean()
+    _report(rewards, (chosen, rejected), logits, own_loss, *means)
+    return loss
+
+
+def _log1mexp(x: torch.Tensor) -> torch.Tensor:
+    """``log(1 - exp(x))``, by one way or the other."""
+    return torch.where(x < -0.69, torch.log1p(-torch.exp(x)), torch.log(-torch.expm1(x)))
+
+
+def cpo(model: Call, _: Call, inputs: Batch, *, simple: bool = False) -> torch.Tensor:
+    """``CPOTrainer``; SimPO averages over tokens, and has a margin in place of the own loss."""
+    batch = _concatenated(inputs)
+    outputs = model(
+        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False
+    )
+    all_logits, number = outputs.logits, inputs["chosen_labels"].shape[0]
+    labels = batch["labels"].clone()
+    if simple:
+        own_loss = torch.zeros((), device=all_logits.device)
+    else:
+        own_loss = _mean_loss(all_logits[:number], labels[:number])
+    log_probs = _log_probs(all_logits, batch["labels"], averages=simple, in_place=True)
+    chosen, rejected = log_probs[:number], log_probs[number:]
+    logits = all_logits[:number], all_logits[number:]
+    del batch, outputs, labels, all_logits, log_probs
+    difference = chosen - rejected
+    if simple:
+        difference = difference - 0.5 / BETA
+    losses = (
+        -functional.logsigmoid(BETA * difference) * 1.0
+        - functional.logsigmoid(-BETA * difference) * 0.0
+    )
+    rewards = (BETA * chosen).detach(), (BETA * rejected).detach()
+    del difference
+    loss = losses.mean() + (0.0 if simple else 1.0) * own_loss
+    _report(rewards, (chosen, rejected), logits, own_loss)
+    return loss
+
+
+# -- DPO of TRL before 1.15 ------------------------------------------------------------------------
+
+
+def _dpo(model: Call, reference: Call, inputs: Batch, *, averages: bool = False) -> torch.Tensor:
+    """``DPOTrainer._compute_loss``; IPO ``averages`` over the tokens of an answer."""
+    model_inputs = {name: inputs[name] for name in MODEL_INPUTS}
+    outputs = model(**model_inputs, use_cache=False)
+    input_ids, completion_mask = inputs["input_ids"], inputs["completion_mask"]
+    logits, labels = outputs.logits[..., :-1, :], input_ids[..., 1:]
+    mask = completion_mask[..., 1:]
+    per_token = _selected(logits, labels)
+    per_token[mask == 0] = 0.0
+    log_probs = per_token.sum(dim=1)
+    chosen, rejected = log_probs.chunk(2, dim=0)
+    if "ref_chosen_logps" in inputs:
+        ref_chosen, ref_rejected = inputs["ref_chosen_logps"], inputs["ref_rejected_logps"]
+    else:
+        with torch.no_grad():
+            ref_outputs = reference(**model_inputs, use_cache=False)
+        ref_logits = ref_outputs.logits[..., :-1, :]
+        ref_per_token = _selected(ref_logits, labels)
+        ref_per_token[mask == 0] = 0.0
+        ref_log_probs = ref_per_token.sum(dim=1)
+        ref_chosen, ref_rejected = ref_log_probs.chunk(2, dim=0)
+    chosen_ratios = chosen - ref_chosen
+    rejected_ratios = rejected - ref_rejected
+    difference = chosen_ratios - rejected_ratios
+    loss: Any = 0.0
+    if averages:
+        chosen_mask, rejected_mask = completion_mask.chunk(2, dim=0)
+        chosen_average = chosen_ratios / chosen_mask.sum(dim=1).clamp(min=1.0)
+        rejected_average = rejected_ratios / rejected_mask.sum(dim=1).clamp(min=1.0)
+        of_pairs = (chosen_average - rejected_average - 1 / (2 * BETA)) ** 2
+    else:
+        of_pairs = -functional.logsigmoid(BETA * difference)
+    loss += of_pairs.mean() * 1.0
+    # the log, whose tensors stay bound
+    entropies = _entropies(logits.detach())
+    fetch((entropies * mask).sum())
+    chosen_logits, rejected_logits = logits.detach().chunk(2, dim=0)
+    chosen_mask, rejected_mask = mask.chunk(2, dim=0)
+    fetch(chosen_logits[chosen_mask.bool()].mean(-1).sum())
+    fetch(rejected_logits[rejected_mask.bool()].mean(-1).sum())
+    predictions = chosen_logits.argmax(dim=-1)
+    chosen_mask = mask[: len(mask) // 2].bool()
+    are_correct = (predictions == labels[: len(labels) // 2]) & chosen_mask
+    fetch(are_correct.sum())
+    return loss
+
+
+def _selected(logits: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """``selective_log_softmax``: one sequence after the other."""
+    index = index.unsqueeze(-1)
+    if logits.dtype is torch.float32:
+        selected = torch.gather(logits, dim=-1, index=index)
+        sums = torch.stack([torch.logsumexp(row, dim=-1) for row in logits])
+        return (selected - sums.unsqueeze(-1)).squeeze(-1)
+    per_token: Any = []
+    for row, labels in zip(logits, index, strict=True):
+        row_log_probs = functional.log_softmax(row, dim=-1)
+        row_per_token = row_log_probs.gather(dim=-1, index=labels)
+        per_token.append(row_per_token)
+    per_token = torch.stack(per_token)
+    per_token = per_token.squeeze(-1)
+    return cast("torch.Tensor", per_token)
+
+
+def _entropies(logits: torch.Tensor) -> torch.Tensor:
+    """``entropy_from_logits``: rows of a copy, some at a time."""
+    shape = logits.shape[:-1]
+    rows = logits.reshape(-1, logits.shape[-1])
+    entropies = []
+    for chunk in rows.split(_ENTROPY_ROWS, dim=0):
+        log_p = functional.log_softmax(chunk, dim=-1)
+        chunk_entropy = -(torch.exp(log_p) * log_p).sum(-1)
+        entropies.append(chunk_entropy)
+    return torch.cat(entropies, dim=0).reshape(shape)
+
+
+# -- LLaMA-Factory ---------------------------------------------------------------------------------
+
+
+def _float32(
+    model: Call, reference: Call, inputs: Batch, *, averages: bool, asks: bool
+) -> torch.Tensor:
+    """``CustomDPOTrainer.get_batch_loss_metrics``.
+
+    Args:
+        model: that trains.
+        reference: that is asked, where the method ``asks``.
+        inputs: of pairs.
+        averages: over the tokens of an answer.
+        asks: whether there is a reference.
+    """
+    (chosen, rejected), logits, sft_loss = _concatenated_forward(
+        model, inputs, averages=averages, clones=asks
+    )
+    if asks:
+        with torch.no_grad():
+            (ref_chosen, ref_rejected), *_ = _concatenated_forward(
+                reference, inputs, averages=averages, clones=True
+            )
+        difference = (chosen - rejected) - (ref_chosen - ref_rejected)
+        losses = -functional.logsigmoid(BETA * difference)
+        rewards = BETA * (chosen - ref_chosen).detach(), BETA * (rejected - ref_rejected).detach()
+    else:
+        difference = (chosen - rejected) - (
+            torch.log1p(-torch.exp(chosen)) - torch.log1p(-torch.exp(rejected))
+        )
+        losses = sft_loss + BETA * -functional.logsigmoid(difference)
+        rewards = BETA * chosen.detach(), BETA * rejected.detach()
+    for values in (*rewards, chosen, rejected, *logits):
+        fetch(values.mean())
+    return losses.mean()
+
+
+def _concatenated_forward(
+    model: Call, inputs: Batch, *, averages: bool, clones: bool
+) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...], torch.Tensor]:
+    """Log-probabilities and logits of chosen and rejected answers, and the chosen ones' loss."""
+    batch = {name: value.detach().clone() if clones else value for name, value in inputs.items()}
+    labels = batch.pop("labels")
+    all_logits = model(**batch, use_cache=False).logits.to(torch.float32)
+    log_probs, lengths = _of_answers(all_logits, labels)
+    if averages:
+        log_probs = log_probs / lengths
+    number = labels.size(0) // 2
+    both = log_probs.split(number, dim=0)
+    chosen_lengths, _ = lengths.split(number, dim=0)
+    average = both[0] if averages else both[0] / chosen_lengths
+    return both, all_logits.split(number, dim=0), -average
+
+
+def _of_answers(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``get_batch_logps``: logarithms of all probabilities, of which the labels' are taken."""
+    labels = labels[:, 1:].clone()
+    logits = logits[:, :-1, :]
+    mask = labels != IGNORED
+    labels[labels == IGNORED] = 0
+    per_token = torch.gather(logits.log_softmax(-1), dim=2, index=labels.unsqueeze(2)).squeeze(2)
+    lengths = mask.sum(-1)
+    return (per_token * mask).sum(-1), lengths
+
+
+LOSSES_OF_LOGITS: dict[LogProbs, dict[Method, LossOfPairs]] = {
+    LogProbs.LOGITS: {
+        Method.DPO: _dpo,
+        Method.IPO: partial(_dpo, averages=True),
+        Method.ORPO: orpo,
+        Method.CPO: cpo,
+        Method.SIMPO: partial(cpo, simple=True),
+    },
+    LogProbs.FLOAT32: {
+        Method.DPO: partial(_float32, averages=False, asks=True),
+        Method.IPO: partial(_float32, averages=True, asks=True),
+        Method.ORPO: partial(_float32, averages=True, asks=False),
+        Method.SIMPO: partial(_float32, averages=True, asks=False),
+    },
+}
+"""Losses of trainers that make all logits."""
