@@ -170,7 +170,7 @@ class LogProbs(enum.StrEnum):
     FUSED = "fused"
     """Head and logarithms tile by tile, as TRL 1.15 and later have them."""
     LOGITS = "logits"
-    """All logits, in the dtype of the model, as TRL 0.29 to 1.14 made them."""
+    """All logits, in the dtype of the model, as TRL 1.6 to 1.13 made them."""
     FLOAT32 = "float32"
     """All logits in float32, and the logarithms of all of them, as LLaMA-Factory has it."""
 

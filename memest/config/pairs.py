@@ -133,6 +133,13 @@ _PAIRS = (
         lambda s: not _has_losses_of(s.log_probs, s.method),
         "no trainer that was read has it so",
     ),
+    Pair(
+        "method",
+        "a quantised base",
+        lambda s: s.quantization is not None and s.method.makes_all_logits,
+        "TRL then makes norms and head of other dtypes and computes the loss in a region of its "
+        "own",
+    ),
     Pair("method", "--use-liger-kernel", lambda s: s.use_liger_kernel),
     Pair("method", "--torch-compile", lambda s: s.torch_compile),
     Pair("method", "--eval-batch", lambda s: s.eval_batch is not None),

@@ -121,7 +121,7 @@ class TrainingOptions:
     log_probs: LogProbs = option(
         LogProbs.FUSED,
         "Where dpo, ipo, orpo and simpo have the log-probabilities of answers from: fused (TRL "
-        "1.15 and later), logits of all tokens (TRL 0.29 to 1.14), or those in float32 "
+        "1.15 and later), logits of all tokens (TRL 1.6 to 1.13), or those in float32 "
         "(LLaMA-Factory).",
         "NAME",
     )

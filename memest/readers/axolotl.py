@@ -337,10 +337,21 @@ def _preference(keys: DocumentKeys) -> None:
     value = keys.take("rl")
     if value:
         word = str(value).lower()
+        odd = next((key for key in _ODD_LOSSES if keys.document.get(key)), "")
+        if word in ("dpo", "ipo", "orpo") and not odd:
+            keys.set("method", word, "rl")
+            keys.set("log_probs", "logits", "rl")  # by the TRL 1.9 that axolotl 0.19 requires
+            keys.set_from("precompute_ref_log_probs", Key("precompute_ref_log_probs", "enabled"))
+            return
         method = METHODS.get(_METHODS.get(word, word), "a loss of its own")
-        keys.miss("rl", f"{value}: {method}; priced is fine-tuning")
+        with_it = f" with {odd}" if odd else ""
+        keys.miss("rl", f"{value}{with_it}: {method}; priced is fine-tuning")
 
 
+_ODD_LOSSES = (
+    "dpo_use_logits_to_keep", "dpo_use_liger_kernel", "dpo_padding_free", "rl_adapter_ref_model"
+)  # fmt: skip
+"""What makes another step of it."""
 _METHODS = {"ipo": "dpo", "simpo": "cpo", "gdpo": "grpo"}
 """Ways of training that are another's in what lies in memory."""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from memest.config.kinds import Attention
+from memest.readers.training_arguments import METHODS
 from memest.readers.values import Bounded, Level, ReadValue, Remark, Saving
 
 __all__ = ["OPTIONS_OF_4BIT", "OPTIONS_OF_LORA", "values_that_act"]
@@ -152,6 +153,7 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
         _is_on(acting, name)
         for name in ("torch_compile", "torch_compile_mode", "torch_compile_backend")
     )
+    remarks += _settle_method(acting, drop, fsdp=fsdp, zero=zero, compiled=compiled)
     adapts = any(name in acting for name in ("peft", "adapter", "lora_r", "lora_target_modules"))
     own_loop = "loop" in acting and str(acting["loop"].value) == "plain"
     is_fsdp2 = fsdp and _number(acting, "fsdp_version") != 1
@@ -179,6 +181,59 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
                 ),
             )
     return acting, remarks
+
+
+_WORDS_OF = {"ipo": "dpo"}
+
+
+def _settle_method(
+    acting: dict[str, ReadValue],
+    drop: Callable[[str, str], None],
+    *,
+    fsdp: bool,
+    zero: int,
+    compiled: bool,
+) -> list[Remark]:
+    """Leave a method of preferences out where it is not priced, else what it does not have."""
+    entry = acting.get("method")
+    if entry is None or str(entry.value) == "supervised" or entry.level is Level.FLAG:
+        return []
+    sharing_option = next(
+        (name for name in ("cp", "sp", "tp", "ep", "pp") if (_number(acting, name) or 1) > 1), ""
+    )
+    quantised = any(
+        _is_on(acting, name) for name in ("load_in_4bit", "load_in_8bit", "quantization")
+    )
+    for applies, circumstance in (
+        (sharing_option, f"beside --{sharing_option}"),
+        (fsdp, "under FSDP"),
+        (zero == 3, "under ZeRO-3"),
+        (compiled, "together with torch.compile"),
+        (_is_on(acting, "use_liger_kernel"), "beside Liger's kernels"),
+        (quantised and str(entry.value) in ("orpo", "cpo", "simpo"), "on a quantised base"),
+    ):
+        if applies:
+            words = METHODS[_WORDS_OF.get(str(entry.value), str(entry.value))]
+            drop("method", f"not priced {circumstance}: {words}; priced is supervised fine-tuning")
+            for option in ("log_probs", "precompute_ref_log_probs"):
+                acting.pop(option, None)
+            return []
+    remarks = []
+    evaluation = acting.get("eval_batch")
+    if evaluation is not None and evaluation.level is not Level.FLAG:
+        del acting["eval_batch"]
+        pairs = _number({"batch": evaluation}, "batch") or 1
+        why = f"not priced: an evaluation of {pairs} pairs at once"
+        # without gradients, and keeping its loss alone, it takes less than a step of as many
+        small = pairs <= (_number(acting, "batch") or 1)
+        remarks.append(Remark(evaluation.origin, Bounded(why) if small else why))
+    for option in ("eval_strategy", "eval_samples", "eval_accumulation_steps"):
+        drop(option, "with the evaluation")
+    for option in ("lengths", "dataset", "group_by_length", "packing", "padding_free"):
+        drop(option, Bounded("not of a trainer of preferences; --seq-len says the longest answer"))
+    for option in ("fused_loss", "neftune_noise_alpha"):
+        drop(option, "not of a trainer of preferences")
+    return remarks
 
 
 def _is_on(values: Mapping[str, ReadValue], option: str) -> bool:

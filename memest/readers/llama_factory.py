@@ -72,9 +72,10 @@ _UNMODELLED_KEYS = {
     "moe_aux_loss_coef": "the loss of a mixture's router",
 }
 _STAGES = {
-    stage: METHODS[method]
-    for stage, method in (("rm", "reward"), ("ppo", "ppo"), ("dpo", "dpo"), ("kto", "kto"))
+    stage: METHODS[method] for stage, method in (("rm", "reward"), ("ppo", "ppo"), ("kto", "kto"))
 }
+_LOSSES = {"orpo": "orpo", "simpo": "simpo", "ipo": "ipo"}
+"""Methods by ``pref_loss`` at stage dpo; the others differ in numbers of a pair."""
 
 
 def _checkpointing(keys: DocumentKeys) -> None:
@@ -115,6 +116,10 @@ def _method(keys: DocumentKeys) -> None:
     stage = keys.scalar("stage")
     if stage in _STAGES:
         keys.miss("stage", f"{stage}: {_STAGES[stage]}; priced is supervised fine-tuning")
+    elif stage == "dpo":
+        loss = keys.text("pref_loss") or "sigmoid"
+        keys.set("method", _LOSSES.get(loss, "dpo"), "pref_loss" if loss in _LOSSES else "stage")
+        keys.set("log_probs", "float32", "stage")
     elif stage is not None:
         keys.ignore("stage", "priced as it is")
     kind = keys.text("finetuning_type") or "lora"

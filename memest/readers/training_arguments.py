@@ -21,6 +21,7 @@ __all__ = [
     "IMAGES",
     "METHODS",
     "MODELS",
+    "PRICED_METHODS",
     "SCRIPT_KEYS",
     "SIZES",
     "TRAINER",
@@ -141,6 +142,9 @@ UNMODELLED_KEYS = {
     "use_vllm": "a generation engine in the same memory",
 }
 """What of a key is not modelled."""
+
+PRICED_METHODS = frozenset(("dpo", "ipo", "kto", "orpo", "cpo", "simpo", "reward"))
+"""Ways of training that ``--method`` prices."""
 
 METHODS = {
     "dpo": "the DPO loss: pairs of answers, and a reference model",

@@ -18,6 +18,7 @@ from memest.readers.training_arguments import (
     IGNORED_KEYS,
     METHODS,
     MODELS,
+    PRICED_METHODS,
     SIZES,
     TRAINER,
     UNMODELLED_KEYS,
@@ -30,7 +31,7 @@ from memest.readers.training_arguments import (
     read_script_spellings,
     read_sharding,
 )
-from memest.readers.values import Bounded, KeyOrigin, Level
+from memest.readers.values import Bounded, Either, KeyOrigin, Level
 
 __all__ = ["read_trl"]
 
@@ -85,7 +86,9 @@ def read_trl(keys: DocumentKeys, *, method: str | None = None, own_loss: bool = 
             keys.default("cast_weights", ("trainable=bfloat16",), why)
         if trainer in ("orpo", "cpo", "bco") and keys.value_of("prepare_kbit") is not None:
             keys.default("prepare_kbit", True, f"{trainer.upper()}Trainer prepares it")
-        if trainer != "sft":
+        if trainer in PRICED_METHODS:
+            _preference(keys, trainer)
+        elif trainer != "sft":
             remark = METHODS.get(trainer, f"what is special of trl {trainer}")
             keys.miss_default(f"trl {trainer}", f"{remark}; priced is supervised fine-tuning")
 
@@ -139,10 +142,7 @@ def _loss(keys: DocumentKeys) -> None:
             "SFTTrainer", Bounded("TRL 1.15 and later keep their own fused head beside Liger")
         )
         return
-    installed_release = release("trl") or ""
-    version = (
-        tuple(int(part) for part in re.findall(r"\d+", installed_release)[:2]) or _PRESENT_RELEASE
-    )
+    version = _release()
     if version >= (1, 15):
         fused_loss, releases = "trl-fused", "1.15 and later"
     elif loss == "chunked_nll" or (loss is None and version >= (1, 6)):
@@ -152,7 +152,7 @@ def _loss(keys: DocumentKeys) -> None:
         return
     else:
         if loss is not None:
-            keys.ignore("loss_type", f"{loss} of TRL {installed_release} makes all logits")
+            keys.ignore("loss_type", f"{loss} of TRL {release('trl')} makes all logits")
         return
     if loss is None:
         # in force like a word of the file: what excludes it is told
@@ -162,6 +162,33 @@ def _loss(keys: DocumentKeys) -> None:
         keys.set("fused_loss", fused_loss, "loss_type")
         if loss == "dft":
             keys.miss("loss_type", Bounded("the weights of dft, one number a token: priced as nll"))
+
+
+def _preference(keys: DocumentKeys, trainer: str) -> None:
+    """A trainer of preferences, as the release of TRL has it."""
+    loss = keys.document.get("loss_type")
+    losses = loss if isinstance(loss, list) else [loss]
+    method = "ipo" if trainer == "dpo" and losses == ["ipo"] else trainer
+    origin = KeyOrigin(f"default of {keys.framework} ({trainer})", Level.FILE)
+    keys.set_at("method", method, origin)
+    keys.set_from("precompute_ref_log_probs", Key("precompute_ref_log_probs", "enabled"))
+    version = _release()
+    if version >= (1, 15) or trainer == "reward":
+        return
+    if trainer == "kto" or not (1, 6) <= version < (1, 14):
+        keys.miss_default(
+            f"trl {trainer}",
+            Either(f"TRL {'.'.join(map(str, version))} has losses of its own; priced is TRL 1.16"),
+        )
+        return
+    keys.set_at("log_probs", "logits", origin)
+
+
+def _release() -> tuple[int, ...]:
+    """The release of TRL that is installed, else the present one."""
+    installed_release = release("trl") or ""
+    numbers = tuple(int(part) for part in re.findall(r"\d+", installed_release)[:2])
+    return numbers or _PRESENT_RELEASE
 
 
 _BASES = {

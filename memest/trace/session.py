@@ -24,7 +24,7 @@ from memest.trace.evaluation import trace_evaluation
 from memest.trace.generation import trace_generation
 from memest.trace.inputs.batch import PlannedBatch, TensorPlan, realise
 from memest.trace.inputs.example import ExampleBatch
-from memest.trace.inputs.pairs import batch_of_pairs
+from memest.trace.inputs.pairs import PAIRS_NOTE, batch_of_pairs
 from memest.trace.isolation import (
     in_turn,
     keep_random_states,
@@ -397,6 +397,8 @@ def trace_built(
             ulysses_batches=ulysses_batches,
             objective=objective,
         )
+        if objective is not None:
+            trace.notes.append(PAIRS_NOTE)
         if setup.distributed.tp_sequence_parallel:
             trace.notes.extend(uncounted_notes(model))
     trace.counts = meta_model.counts

@@ -18,6 +18,9 @@ __all__ = ["Found", "find"]
 _USES = ("pipeline", "generate", "predict", "evaluate", "LLM")
 
 
+_NAME = "pretrained_model_name_or_path"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """What a script holds.
@@ -62,6 +65,19 @@ class Found:
         """The script's own module around the model, if that is what trains."""
         root = root_of(self.model)
         return root if isinstance(root, Call) and root.methods and root not in self.loads else None
+
+    @property
+    def reference(self) -> Call | None:
+        """The call that makes what the trainer would make itself: its reference model."""
+        if self.trainer is None or TRAINERS.get(self.trainer.name) not in ("dpo", "kto"):
+            return None
+        given, load = self.trainer.keywords.get("ref_model"), self.load
+        root = None if given is None else root_of(given.data)
+        if self.adapts or load is None or not isinstance(root, Call) or root not in self.loads:
+            return None
+        own, other = root.argument(0, _NAME), load.argument(0, _NAME)
+        same = own is not None and other is not None and own.data == other.data
+        return root if same else None
 
     @property
     def other_trainers(self) -> tuple[Call, ...]:

@@ -80,6 +80,9 @@ def _other_models(document: CallDocument, found: Found) -> None:
     for load in found.loads:
         if load is found.load or load.deleted:
             continue
+        if load is found.reference:
+            document.ignore(load.line, load.path, "the reference model, which is priced")
+            continue
         if load not in early:
             document.ignore(load.line, load.path, _BEHIND)
         elif found.load is not None or len(found.loads) > 1:

@@ -20,7 +20,12 @@ from memest.config.kinds import LogProbs, Method
 from memest.config.setup import Setup
 from memest.trace.inputs.tensors import TensorPlan
 
-__all__ = ["batch_of_pairs"]
+__all__ = ["PAIRS_NOTE", "batch_of_pairs"]
+
+PAIRS_NOTE = (
+    "answers are as long as each other and all their tokens are scored: an upper bound, as prompts "
+    "are not; where lengths differ, masks reach the attention kernels (--padded)"
+)
 
 _READ = ("input_ids", "attention_mask")
 

@@ -1,7 +1,7 @@
 """Preference losses of trainers that make the logits of all tokens, written anew.
 
-``orpo``, ``cpo`` and ``simpo`` of TRL do at present, and ``dpo`` did before TRL 1.15. LLaMA-Factory
-makes them float32 besides, and takes the logarithms of all of them.
+``orpo``, ``cpo`` and ``simpo`` of TRL do at present, and ``dpo`` did in TRL 1.6 to 1.13.
+LLaMA-Factory makes them float32 besides, and takes the logarithms of all of them.
 
 Source: TRL 1.16 ``experimental/orpo/orpo_trainer.py``, ``experimental/cpo/cpo_trainer.py``
 (``concatenated_forward``, ``get_batch_loss_metrics``), ``kernels/logprob_entropy.py``; TRL 1.13
@@ -38,6 +38,8 @@ Batch = Mapping[str, Any]
 Call = Callable[..., Any]
 LossOfPairs = Callable[[Call, Call, Batch], torch.Tensor]
 """``loss(model, reference, batch)``: both are called as the trainer calls them."""
+Select = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Log-probabilities of the words that an index names."""
 BETA = 0.1  # no size depends on it
 MODEL_INPUTS = ("input_ids", "attention_mask")
 _ENTROPY_ROWS = 128
@@ -90,8 +92,14 @@ def _mean_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(logits, labels)
 
 
+def _fused_selected(logits: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """``selective_log_softmax`` since TRL 1.14."""
+    log_probs: torch.Tensor = _SelectedLogProbs.apply(logits, index)[0]  # type: ignore[no-untyped-call]
+    return log_probs
+
+
 def _log_probs(
-    logits: torch.Tensor, labels: torch.Tensor, *, averages: bool, in_place: bool
+    logits: torch.Tensor, labels: torch.Tensor, *, averages: bool, in_place: bool, select: Select
 ) -> torch.Tensor:
     """``get_batch_logps``: of whole answers, from all logits."""
     labels = labels[:, 1:].clone()
@@ -101,7 +109,7 @@ def _log_probs(
         labels[labels == IGNORED] = 0
     else:
         labels = torch.where(labels == IGNORED, 0, labels)
-    per_token = _SelectedLogProbs.apply(logits, labels)[0]  # type: ignore[no-untyped-call]
+    per_token = select(logits, labels)
     if averages:
         return (per_token * mask).sum(-1) / mask.sum(-1)
     total: torch.Tensor = (per_token * mask).sum(-1)
@@ -130,7 +138,7 @@ def _report(
     }
 
 
-def orpo(model: Call, _: Call, inputs: Batch) -> torch.Tensor:
+def orpo(model: Call, _: Call, inputs: Batch, *, select: Select = _fused_selected) -> torch.Tensor:
     """``ORPOTrainer``: the loss of the chosen answers, and the odds of both."""
     batch = _concatenated(inputs)
     outputs = model(
@@ -140,7 +148,9 @@ def orpo(model: Call, _: Call, inputs: Batch) -> torch.Tensor:
     labels = batch["input_ids"].clone()
     labels = torch.where(batch["attention_mask"] == 1, labels, IGNORED)
     own_loss = _mean_loss(all_logits[:number], labels[:number])
-    log_probs = _log_probs(all_logits, batch["labels"], averages=True, in_place=False)
+    log_probs = _log_probs(
+        all_logits, batch["labels"], averages=True, in_place=False, select=select
+    )
     chosen, rejected = log_probs[:number], log_probs[number:]
     logits = all_logits[:number, :-1, :], all_logits[number:, :-1, :]
     del batch, outputs, labels, all_logits, log_probs
@@ -160,7 +170,14 @@ def _log1mexp(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x < -0.69, torch.log1p(-torch.exp(x)), torch.log(-torch.expm1(x)))
 
 
-def cpo(model: Call, _: Call, inputs: Batch, *, simple: bool = False) -> torch.Tensor:
+def cpo(
+    model: Call,
+    _: Call,
+    inputs: Batch,
+    *,
+    simple: bool = False,
+    select: Select = _fused_selected,
+) -> torch.Tensor:
     """``CPOTrainer``; SimPO averages over tokens, and has a margin in place of the own loss."""
     batch = _concatenated(inputs)
     outputs = model(
@@ -172,7 +189,9 @@ def cpo(model: Call, _: Call, inputs: Batch, *, simple: bool = False) -> torch.T
         own_loss = torch.zeros((), device=all_logits.device)
     else:
         own_loss = _mean_loss(all_logits[:number], labels[:number])
-    log_probs = _log_probs(all_logits, batch["labels"], averages=simple, in_place=True)
+    log_probs = _log_probs(
+        all_logits, batch["labels"], averages=simple, in_place=True, select=select
+    )
     chosen, rejected = log_probs[:number], log_probs[number:]
     logits = all_logits[:number], all_logits[number:]
     del batch, outputs, labels, all_logits, log_probs
@@ -190,7 +209,7 @@ def cpo(model: Call, _: Call, inputs: Batch, *, simple: bool = False) -> torch.T
     return loss
 
 
-# -- DPO of TRL before 1.15 ------------------------------------------------------------------------
+# -- TRL 1.6 to 1.13 -------------------------------------------------------------------------------
 
 
 def _dpo(model: Call, reference: Call, inputs: Batch, *, averages: bool = False) -> torch.Tensor:
@@ -338,9 +357,9 @@ LOSSES_OF_LOGITS: dict[LogProbs, dict[Method, LossOfPairs]] = {
     LogProbs.LOGITS: {
         Method.DPO: _dpo,
         Method.IPO: partial(_dpo, averages=True),
-        Method.ORPO: orpo,
-        Method.CPO: cpo,
-        Method.SIMPO: partial(cpo, simple=True),
+        Method.ORPO: partial(orpo, select=_selected),
+        Method.CPO: partial(cpo, select=_selected),
+        Method.SIMPO: partial(cpo, simple=True, select=_selected),
     },
     LogProbs.FLOAT32: {
         Method.DPO: partial(_float32, averages=False, asks=True),

@@ -186,8 +186,15 @@ def test_nothing_is_run(tmp_path, monkeypatch):
     assert not (tmp_path / "mark").exists()
 
 
-def test_dpo_says_what_is_missing(examples):
+def test_dpo_is_priced_with_its_reference(examples):
     run = read("trl dpo --model_name_or_path gpt2")
+    assert run.setup.method == "dpo"
+    assert not any("trl dpo" in words for words in run.setup.unpriced)
+
+
+def test_where_dpo_is_not_priced_that_is_said(examples):
+    run = read("trl dpo --model_name_or_path gpt2 --fsdp full_shard --num_processes 4")
+    assert run.setup.method == "supervised"
     assert any("reference model" in r.why for r in run.not_modelled)
 
 

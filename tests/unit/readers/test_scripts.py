@@ -32,8 +32,8 @@ EXAMPLES = {
         "Qwen/Qwen2.5-0.5B", "", "",
     ),
     "dpo.py": (
-        {"batch": 2, "seq_len": 1024, "dtype": "bfloat16"},
-        "Qwen/Qwen2.5-0.5B-Instruct", "reference model", "",
+        {"batch": 2, "seq_len": 1024, "dtype": "bfloat16", "method": "dpo"},
+        "Qwen/Qwen2.5-0.5B-Instruct", "", "",
     ),
     "accelerate_loop.py": (
         {"batch": 16, "seq_len": 128, "grad_accum": 2, "precision": "bf16",

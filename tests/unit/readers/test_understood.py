@@ -31,7 +31,7 @@ FILES = {
     "llama-factory dpo": (
         {"model_name_or_path": LLAMA, "stage": "dpo", "finetuning_type": "lora",
          "template": "llama3", "pref_beta": 0.1},
-        {"peft": "lora"}, "pairs of answers", "",
+        {"peft": "lora", "method": "dpo", "log_probs": "float32"}, "", "",
     ),
     "llama-factory packs with masks": (
         {"model_name_or_path": LLAMA, "stage": "sft", "finetuning_type": "full",
@@ -93,7 +93,7 @@ FILES = {
     ),
     "axolotl prefers": (
         {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 1, "rl": "dpo"},
-        {}, "reference model", "",
+        {"method": "dpo", "log_probs": "logits"}, "", "",
     ),
     "trl grpo by its keys": (
         {"model_name_or_path": LLAMA, "num_generations": 8, "max_completion_length": 256,
@@ -113,7 +113,7 @@ FILES = {
     "open-r1 kto": (
         {"model_name_or_path": LLAMA, "desirable_weight": 1.0, "max_length": 512,
          "dataset_num_proc": 2},
-        {}, "KTO", "",
+        {"method": "kto"}, "", "",
     ),
     "trl has a rank and no switch": (
         {"model_name_or_path": LLAMA, "lora_r": 32, "max_length": 512, "dataset_text_field": "t"},
@@ -157,7 +157,7 @@ FILES = {
         {"model_name_or_path": LLAMA, "beta": 0.05, "max_prompt_length": 1792, "max_length": 2048,
          "per_device_train_batch_size": 1, "output_dir": "data/zephyr-orpo-141b",
          "dataset_splits": ["train"]},
-        {}, "the ORPO loss over pairs", "",
+        {"method": "orpo"}, "", "",
     ),
     "axolotl's newer keys": (
         {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 1, "bf16": True,
@@ -174,7 +174,7 @@ FILES = {
     "axolotl shares experts": (
         {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 1, "rl": "orpo",
          "expert_parallel_size": 4, "trl": {"beta": 0.1}},
-        {}, "a plugin's own dispatch", "ORPO loss over pairs",
+        {"method": "orpo"}, "a plugin's own dispatch", "",
     ),
     "axolotl's xformers": (
         {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 1,

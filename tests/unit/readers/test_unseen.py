@@ -85,8 +85,8 @@ FILES = {
         {"batch": 2, "seq_len": 2048, "grad_accum": 4, "precision": "fp32", "dtype": "bfloat16", "optim": "auto", "checkpointing": "full"},
         [], []),
     "llama_factory_dpo.yaml": (
-        {"batch": 1, "seq_len": 2048, "grad_accum": 8, "eval_batch": 2, "precision": "bf16", "dtype": "bfloat16", "optim": "auto", "checkpointing": "full", "cast_weights": ("trainable=float32",)},
-        ["dpo: the DPO loss:"], []),
+        {"batch": 1, "seq_len": 2048, "grad_accum": 8, "eval_batch": None, "precision": "bf16", "dtype": "bfloat16", "optim": "auto", "checkpointing": "full", "cast_weights": ("trainable=float32",), "method": "dpo", "log_probs": "float32"},
+        ["an evaluation of 2 pairs at once"], []),
     "swift_vl.sh": (
         {"batch": 1, "seq_len": 4096, "grad_accum": 8, "precision": "bf16", "dtype": "bfloat16", "optim": "auto", "checkpointing": "full", "num_gpus": 2, "zero": 2},
         ["a tower that trains", "MAX_PIXELS: how large images"], []),
@@ -133,8 +133,8 @@ FILES = {
         {"batch": 4, "seq_len": 1024, "grad_accum": 2, "eval_batch": 8, "precision": "fp16", "optim": "adamw_torch_fused", "checkpointing": "none", "num_gpus": 4, "zero": 2},
         ["run_clm.py: the longest sample"], []),
     "trl_dpo.sh": (
-        {"batch": 2, "seq_len": 2048, "grad_accum": 8, "eval_batch": 8, "precision": "bf16", "dtype": "bfloat16", "optim": "paged_adamw_8bit", "checkpointing": "full", "num_gpus": 2, "load_in_4bit": True, "cast_weights": ("trainable=bfloat16",)},
-        ["trl dpo: the DPO"], []),
+        {"batch": 2, "seq_len": 2048, "grad_accum": 8, "eval_batch": None, "method": "dpo", "precision": "bf16", "dtype": "bfloat16", "optim": "paged_adamw_8bit", "checkpointing": "full", "num_gpus": 2, "load_in_4bit": True, "cast_weights": ("trainable=bfloat16",)},
+        ["an evaluation of 8 pairs at once"], []),
     "sft_qlora.py": (
         {"batch": 1, "seq_len": 1024, "grad_accum": 8, "precision": "bf16", "dtype": "bfloat16", "optim": "adamw_torch", "checkpointing": "full", "cast_weights": ["trainable=bfloat16"]},
         [], []),
