@@ -95,10 +95,10 @@ _PAIRS = (
     ),
     Pair(
         "method",
-        "--method {s.method} and --task {s.task}",
+        "--method {s.method} and a model for {s.task}",
         lambda s: s.task not in (Task.AUTO, _task_of(s.method)),
         "TRL trains causal language models, and of them reward models with one label",
-        "Drop --task.",
+        "Leave --method out, or ask about a causal language model (drop --task where it is named).",
     ),
     Pair(
         "method",

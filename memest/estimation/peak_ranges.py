@@ -35,6 +35,7 @@ class RunKind(enum.StrEnum):
     """Kinds of runs whose errors are alike; the first that applies."""
 
     COMPILED = "compiled"
+    PREFERENCES = "a preference method"
     MODEL_PARALLEL = "model parallel"
     SEVERAL_GPUS = "several GPUs"
     ADAPTERS = "adapters"
@@ -111,6 +112,8 @@ def kind_of(setup: Setup, reserved_bytes: int, slack_bytes: int) -> RunKind:
     distributed = setup.distributed
     if setup.torch_compile:
         return RunKind.COMPILED
+    if setup.method.of_preferences:
+        return RunKind.PREFERENCES
     if max(distributed.tp, distributed.pp, distributed.cp, distributed.sp, distributed.ep) > 1:
         return RunKind.MODEL_PARALLEL
     if distributed.strategy is not Strategy.NONE or distributed.num_gpus > 1:

@@ -49,6 +49,7 @@ from memest.profiles.known_profiles import (
     KnownProfiles,
     StepProfile,
     asks_for_gpu,
+    each_size_alone,
     key_digest,
     shipped_releases,
 )
@@ -248,11 +249,13 @@ class Profiler:
 
     def traced_family(self, question: Question) -> tuple[Family, Point]:
         """The same as it was traced, of few layers where the others follow from them."""
-        if asks_for_gpu(question.setup):
-            # nothing else follows from a trace for these sizes on this GPU: Liger's loss goes in
-            # chunks whose number jumps with the batch, and its Python asks for the GPU's
-            # properties, as Inductor does to split and to fuse
-            profile = self._known_profiles.of_gpu(question.profile, question.gpu)
+        if each_size_alone(question.setup):
+            # nothing else follows from a trace for these sizes: Liger's loss goes in chunks whose
+            # number jumps with the batch, and its Python asks for the GPU's properties besides, as
+            # Inductor does to split and to fuse
+            profile = question.profile
+            if asks_for_gpu(question.setup):
+                profile = self._known_profiles.of_gpu(profile, question.gpu)
             return self._known_family(profile, question) or self._first(profile, question)
         profile = question.profile
         known_family = self._known_family(profile, question)
@@ -474,7 +477,7 @@ class Profiler:
             gpu: whose kernels run.
         """
         first = self.question(request, gpu, ("batch",))
-        if asks_for_gpu(first.setup):
+        if each_size_alone(first.setup):
             return False  # no two batches are alike for another reason, and each is short
         family, _ = self.traced_family(first)
         if "batch" in family.axes:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from memest.config.installed import release
+from memest.config.kinds import LogProbs
 from memest.config.setup import Setup
 from memest.events import Trace
 from memest.files.code_digest import tracing
@@ -43,6 +44,7 @@ __all__ = [
     "StepProfile",
     "asks_for_gpu",
     "default_stores",
+    "each_size_alone",
     "key_digest",
     "same_kernels",
     "shipped_folder",
@@ -108,18 +110,28 @@ class StepProfile:
 
 
 def asks_for_gpu(setup: Setup) -> bool:
-    """Whether each size is traced by itself, for one GPU.
+    """Whether the Python of libraries asks for the GPU's properties: a trace is for one alone."""
+    return setup.use_liger_kernel or setup.torch_compile or setup.fused_loss == "cce"
 
-    The Python of libraries asks for the GPU's properties, or the number of pieces in which a loss
-    works, or how even they are, follows from the number of tokens. torchtune's pieces of each
-    sample do neither.
+
+def each_size_alone(setup: Setup) -> bool:
+    """Whether each size is traced by itself.
+
+    Some ask for the GPU besides; else the number of pieces in which a loss works, or how even they
+    are, follows from the number of tokens. torchtune's pieces of each sample do neither.
     """
-    if setup.method.of_preferences:
+    if setup.method.of_preferences and _works_in_pieces(setup):
         return True
-    loss_follows_tokens = bool(setup.fused_loss) and not setup.fused_loss.startswith(
-        "torchtune-chunked"
+    return asks_for_gpu(setup) or bool(
+        setup.fused_loss and not setup.fused_loss.startswith("torchtune-chunked")
     )
-    return setup.use_liger_kernel or setup.torch_compile or loss_follows_tokens
+
+
+def _works_in_pieces(setup: Setup) -> bool:
+    """Whether a preference method's loss works tile by tile, or sequence by sequence."""
+    if setup.log_probs is LogProbs.FUSED:
+        return setup.method.has_reference
+    return setup.log_probs is LogProbs.LOGITS
 
 
 class KnownProfiles:

@@ -14,7 +14,7 @@ from memest.estimation.profiler import Profiler
 from memest.estimation.run import Run
 from memest.estimation.verdict import LargestSizeSearch, SizeTrial, verdict_for
 from memest.estimation.whole_run import resolve_run
-from memest.profiles.known_profiles import asks_for_gpu
+from memest.profiles.known_profiles import each_size_alone
 from memest.replay.conf import parse_alloc_conf
 from memest.report.max_batch_result import CurvePoint, SizeAxis
 
@@ -145,7 +145,7 @@ class SizeTrials:
         sizes |= {n for n in (safe, largest) if n > 0}
         if self._of is SizeAxis.BATCH and largest < highest:
             sizes.add(largest + 1)
-        if self._of is not SizeAxis.IMAGE_SIZE and not asks_for_gpu(self._request):
+        if self._of is not SizeAxis.IMAGE_SIZE and not each_size_alone(self._request):
             sizes |= set(_even_sizes(top, self._step))
         return tuple(self.point(size) for size in sorted(sizes))
 

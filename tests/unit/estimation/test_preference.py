@@ -1,0 +1,97 @@
+"""Preference methods asked as a user asks: what stands beside the model, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import memest
+from memest.config.setup import Setup
+from memest.events import Category
+from support.small_llama import LLAMA
+
+QUESTION = {"batch": 4, "seq_len": 64, "bf16": True}
+
+
+@pytest.fixture
+def model(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 8}))
+    return str(tmp_path)
+
+
+def _parts(result):
+    return {row.category: row.bytes for row in result.breakdown}
+
+
+def test_a_reference_model_is_a_part_of_its_own(model):
+    parts = _parts(memest.estimate(model, method="dpo", **QUESTION))
+
+    assert parts[Category.REFERENCE] == pytest.approx(parts[Category.PARAMETERS], rel=1e-3)
+
+
+@pytest.mark.parametrize("options", [{"lora_r": 8}, {"precompute_ref_log_probs": True}])
+def test_adapters_and_answers_computed_before_need_no_second_model(model, options):
+    result = memest.estimate(model, method="dpo", **options, **QUESTION)
+
+    assert Category.REFERENCE not in _parts(result)
+
+
+@pytest.mark.parametrize("method", ["orpo", "simpo", "reward"])
+def test_methods_without_a_reference_have_none(model, method):
+    assert Category.REFERENCE not in _parts(memest.estimate(model, method=method, **QUESTION))
+
+
+@pytest.mark.parametrize(
+    "options", [{"method": "dpo"}, {"method": "kto", "lora_r": 8}, {"method": "orpo"}]
+)
+def test_few_layers_tell_of_all(model, options):
+    few = memest.estimate(model, **options, **QUESTION)
+    whole = memest.estimate(model, **options, **QUESTION, trace_whole=True)
+
+    assert few.peak == whole.peak
+    assert _parts(few) == _parts(whole)
+
+
+def test_a_pair_is_two_sequences(model):
+    question = {**QUESTION, "checkpointing": "none", "optim": "none"}
+    pairs = _parts(memest.estimate(model, method="simpo", **question))
+    sequences = _parts(memest.estimate(model, **{**question, "batch": 8}))
+    layers = 8 * 4 * 64 * 8 * 128  # a tenth of what they keep, in bytes
+
+    assert abs(pairs[Category.ACTIVATIONS] - sequences[Category.ACTIVATIONS]) < layers * 10
+
+
+def test_the_range_claims_nothing_that_was_not_measured(model):
+    result = memest.estimate(model, method="dpo", **QUESTION)
+
+    assert result.ranges.reserved.level is None
+
+
+REFUSED = [
+    ({"method": "dop"}, "Did you mean 'dpo'"),
+    ({"method": "grpo"}, "--unpriced grpo"),
+    ({"method": "dpo", "loop": "plain"}, "TRL's trainer"),
+    ({"method": "orpo", "precompute_ref_log_probs": True}, "orpo has no reference model"),
+    ({"log_probs": "logits"}, "--method dpo"),
+    ({"method": "kto", "log_probs": "float32"}, "no trainer that was read"),
+    ({"method": "dpo", "task": "masked-lm"}, "a model for masked-lm"),
+    ({"method": "dpo", "num_gpus": 8, "fsdp": "full_shard"}, "gathered for two models"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), REFUSED)
+def test_what_is_not_priced_is_refused_with_the_reason(model, options, words):
+    with pytest.raises(memest.ConfigError, match=words):
+        memest.estimate(model, **options)
+
+
+def test_a_model_that_does_not_write_is_refused():
+    with pytest.raises(memest.ConfigError, match="--method dpo and a model for"):
+        memest.estimate("bert-base-uncased", method="dpo", batch=1, seq_len=32)
+
+
+def test_a_reward_model_has_one_label():
+    setup = Setup(method="reward")
+
+    assert (setup.task, setup.num_labels) == ("sequence-classification", 1)
