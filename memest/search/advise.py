@@ -158,6 +158,8 @@ class _Search:
         self._probe = finder.probe
         self._freedom = freedom
         self._notes: dict[str, None] = {}
+        self._left_out: dict[str, list[str]] = {}
+        """What was refused, by the reason."""
         self._refusal: MemestError | None = None
 
     def advice(self) -> Advice:
@@ -195,7 +197,7 @@ class _Search:
                 if combo == combinations[0] and not isinstance(error, MissingDependencyError):
                     raise
                 self._refusal = self._refusal or error
-                self._notes[f"left out {combo.words()}: {error}"] = None
+                self._left_out.setdefault(str(error), []).append(combo.words())
         return candidates
 
     def _is_as_requested(self, combo: Combo) -> bool:
@@ -275,6 +277,8 @@ class _Search:
         assert best_plan is not None
         estimate = best_plan.estimate
         assert estimate.gpu is not None
+        for reason, refused in self._left_out.items():
+            self._notes[f"left out {'; '.join(refused)}: {reason}"] = None
         samples = self._finder.samples * estimate.setup.distributed.data_ranks
         if any(plan.effective_batch != samples for plan in plans):
             self._notes[

@@ -99,6 +99,28 @@ def test_a_launch_waits_for_the_answer(bash, gpu, words, code, launched, said):
 
 
 @needs_bash
+@pytest.mark.slow("a driver that fails", "named")
+@pytest.mark.parametrize(
+    ("driver", "given", "said"),
+    [
+        ("printf '0\\n1\\n'", {}, "on each of 2 GPUs"),
+        ("echo NVIDIA-SMI has failed; exit 9", {}, "--num-gpus says it"),
+        ("printf '0\\n1\\n'", {"NUM_GPUS": "1"}, "13.44 GiB to spare"),
+    ],
+    ids=["counted", "a driver that fails", "named"],
+)
+def test_a_launch_on_all_gpus_counts_those_of_the_machine(bash, driver, given, said):
+    pytest.importorskip("peft")
+    bash.tool("axolotl", 'echo "launched $@"')
+    bash.tool("nvidia-smi", driver)
+    words = ("axolotl", "train", str(LAUNCH / "axolotl.yaml"))
+    done = bash(str(LAUNCH / "launch.sh"), *words, GPU="rtx-4090", CUDA_VISIBLE_DEVICES="", **given)
+
+    assert said in done.stdout, done.stderr
+    assert "launched train" in done.stdout
+
+
+@needs_bash
 def test_a_launch_of_nothing_is_refused(bash):
     done = bash(str(LAUNCH / "launch.sh"))
     assert done.returncode == 2
