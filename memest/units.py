@@ -36,6 +36,8 @@ _FACTORS = {
 }
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*$")
 
+_MAX_DIGITS = 64
+
 
 def parse_size(text: str | int) -> int:
     """Read a size such as ``1343MiB``, ``80 GiB``, ``24GB`` or ``1048576`` into bytes.
@@ -59,10 +61,11 @@ def parse_size(text: str | int) -> int:
         return text
     match = _SIZE.match(text)
     factor = _FACTORS.get(match.group(2).lower()) if match else None
-    if match is None or factor is None:
+    # Python refuses to convert numbers of thousands of digits
+    if match is None or factor is None or len(match.group(1)) > _MAX_DIGITS:
         raise ConfigError(
-            f"{text!r} is not a size: write a number with B, KiB, MiB, GiB, KB, MB or GB, "
-            "for example 80GiB or 1343MiB"
+            f"{text[:_MAX_DIGITS]!r} is not a size: write a number with B, KiB, MiB, GiB, KB, MB "
+            "or GB, for example 80GiB or 1343MiB"
         )
     number = match.group(1)
     return int(number) * factor if "." not in number else int(float(number) * factor)

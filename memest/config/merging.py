@@ -141,9 +141,9 @@ def _merge_checkpointing(values: dict[str, Any]) -> None:
     if not isinstance(value, Mapping):
         try:
             value = json.loads(str(value))
-        except json.JSONDecodeError as error:
+        except ValueError as error:  # a number of thousands of digits is another one
             raise ConfigError(
-                f"{flag} {value!r} is not valid JSON ({error.msg} in column {error.colno}): write "
+                f"{flag} {value!r} is not valid JSON ({error}): write "
                 "for example '{\"use_reentrant\": false}'"
             ) from None
         if not isinstance(value, dict):

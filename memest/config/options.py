@@ -156,9 +156,9 @@ def _target_modules(value: Any) -> str | tuple[str, ...]:
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = json.loads(value)
-        except json.JSONDecodeError as error:
+        except ValueError as error:  # a number of thousands of digits is another one
             raise ConfigError(
-                f"--optim-target-modules {value!r} is not valid JSON ({error.msg}): write for "
+                f"--optim-target-modules {value!r} is not valid JSON ({error}): write for "
                 'example \'["attn", "mlp"]\''
             ) from None
     if isinstance(value, str):

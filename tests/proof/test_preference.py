@@ -111,7 +111,7 @@ def _positional(model):
 @contextmanager
 def _trl(model, setup):
     """TRL's own loss, and its own head, in place of ours."""
-    fetched = mock.patch.object(torch.Tensor, "item", lambda _: 1.0)
+    fetched = mock.patch.object(torch.Tensor, "item", return_value=1.0)
     with (
         without_triton(TRL, lambda: importlib.import_module(_HOMES[setup.method][0])),
         objective_of(model, setup) as ours,
@@ -239,8 +239,9 @@ def _without_the_cpu_s(events):
 def _in_one_order(events):
     """What dies together in one order: autocast's cache goes in that of a hash table."""
     out = []
-    for dies, group in itertools.groupby(events, lambda event: (event.nbytes < 0, event.phase)):
-        out.extend(sorted(group, key=lambda event: event.nbytes) if dies[0] else group)
+    for (dies, _), group in itertools.groupby(events, lambda e: (e.nbytes < 0, e.phase)):
+        together = list(group)
+        out.extend(sorted(together, key=lambda event: event.nbytes) if dies else together)
     return out
 
 

@@ -155,6 +155,8 @@ def test_plans_that_need_torch_are_left_out_and_the_others_told():
     left_out = [note for note in advice.notes if note.startswith("left out ")]
     assert any("left out checkpointing none" in note for note in left_out)
     reasons = [note.partition(": ")[2] for note in left_out]
-    assert len(reasons) == len(set(reasons)) < sum(note.count("checkpointing ") for note in left_out)
+    assert (
+        len(reasons) == len(set(reasons)) < sum(note.count("checkpointing ") for note in left_out)
+    )
     with pytest.raises(MissingDependencyError, match=r"is answered without --attn-impl"):
         memest.advise("gpt2", effective_batch=8, gpu="t4", attn_implementation="eager")
