@@ -139,12 +139,18 @@ def _match(name: str, total_bytes: int | None, drop: tuple[str, ...]) -> GpuSpec
     return spec
 
 
+_MOST_DIGITS = 9  # of a size
+
+
 def _match_with_size(name: str, drop: tuple[str, ...]) -> GpuSpec | None:
     """A name with a memory size that no alias spells out: ``rtx 4090 24gb``, ``a100 80``."""
     match = _MEMORY_SUFFIX.match(name.strip())
     if match is None:
         return None
-    size = int(match["size"] or match["bare"])
+    digits = match["size"] or match["bare"]
+    if len(digits) > _MOST_DIGITS:
+        return None
+    size = int(digits)
     key = normalise(match["base"], drop=drop)
     rows = _keys(drop).get(key, ())
     variants = _variants(key, list_gpus()[rows[0]] if rows else None, drop)
