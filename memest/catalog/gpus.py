@@ -139,18 +139,16 @@ def _match(name: str, total_bytes: int | None, drop: tuple[str, ...]) -> GpuSpec
     return spec
 
 
-_MOST_DIGITS = 9  # of a size
+_LONGEST_NAME = 128
+"""Longer texts are no names of cards, and are not searched for a size."""
 
 
 def _match_with_size(name: str, drop: tuple[str, ...]) -> GpuSpec | None:
     """A name with a memory size that no alias spells out: ``rtx 4090 24gb``, ``a100 80``."""
-    match = _MEMORY_SUFFIX.match(name.strip())
+    match = _MEMORY_SUFFIX.match(name.strip()) if len(name) <= _LONGEST_NAME else None
     if match is None:
         return None
-    digits = match["size"] or match["bare"]
-    if len(digits) > _MOST_DIGITS:
-        return None
-    size = int(digits)
+    size = int(match["size"] or match["bare"])
     key = normalise(match["base"], drop=drop)
     rows = _keys(drop).get(key, ())
     variants = _variants(key, list_gpus()[rows[0]] if rows else None, drop)
