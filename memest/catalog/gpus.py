@@ -50,6 +50,9 @@ _MEMORY_SUFFIX = re.compile(
     re.IGNORECASE,
 )
 
+_LONGEST_NAME = 128
+"""Longer texts are no names of cards, and are not searched for sizes and counts."""
+
 
 def normalise(name: str, *, drop: tuple[str, ...] = ()) -> str:
     """Reduce a name to what identifies the card.
@@ -139,13 +142,9 @@ def _match(name: str, total_bytes: int | None, drop: tuple[str, ...]) -> GpuSpec
     return spec
 
 
-_LONGEST_NAME = 128
-"""Longer texts are no names of cards, and are not searched for a size."""
-
-
 def _match_with_size(name: str, drop: tuple[str, ...]) -> GpuSpec | None:
     """A name with a memory size that no alias spells out: ``rtx 4090 24gb``, ``a100 80``."""
-    match = _MEMORY_SUFFIX.match(name.strip()) if len(name) <= _LONGEST_NAME else None
+    match = _MEMORY_SUFFIX.match(name.strip())
     if match is None:
         return None
     size = int(match["size"] or match["bare"])
@@ -205,6 +204,8 @@ def plain_name(name: str) -> tuple[str, int | None]:
 @functools.lru_cache(maxsize=256)
 def _read(name: str, total_bytes: int | None) -> tuple[GpuSpec, str, int | None]:
     """The card of a name, the name without the number of cards, and that number."""
+    if len(name) > _LONGEST_NAME:
+        raise _unknown(f"{name[:_LONGEST_NAME]} ...")
     # whole names first: "RTX 3060" is no number of anything
     for drop in ((), _BRAND_WORDS):
         spec = _match(name, total_bytes, drop) or _match_with_size(name, drop)
