@@ -56,6 +56,8 @@ _CATEGORIES = {
     "goes into and comes out of reductions.",
     Category.ROUNDING: "What the allocator hands out beyond the request: every block is a "
     "multiple of 512 bytes, and small rests are not split off.",
+    Category.REFERENCE: "Weights of a second model that scores answers for DPO, IPO and KTO, "
+    "and does not train.",
 }
 _METHOD = """
 1. The model is built from its configuration on PyTorch's **meta device**: modules and shapes, no

@@ -22,8 +22,8 @@ from memest.trace.recorder import Recorder
 
 __all__ = ["REFERENCE", "load", "load_reference"]
 
-REFERENCE = "reference"
-"""What stands before the names of a reference model's modules."""
+REFERENCE = "ref_model"
+"""What stands before the names of a reference model's modules, as TRL calls it."""
 
 
 def load(model: torch.nn.Module, recorder: Recorder, loading: Loading | None = None) -> None:
