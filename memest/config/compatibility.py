@@ -15,7 +15,6 @@ from memest.config.kinds import (
     SDPA,
     Dtype,
     Fsdp,
-    LogProbs,
     Loop,
     Precision,
     SdpaBackend,
@@ -547,18 +546,8 @@ def _check_method(setup: TrainingOptions) -> None:
     Sources: ``DPOTrainer.__init__``, ``KTOTrainer.__init__``, ``RewardTrainer.__init__`` of TRL
     1.16, ``prepare_fsdp`` and ``prepare_deepspeed`` of its ``models/utils.py``.
     """
-    if setup.precompute_ref_log_probs and not setup.method.has_reference:
-        raise ConfigError(
-            f"--precompute-ref-log-probs goes with --method dpo, ipo and kto: {setup.method} has "
-            "no reference model. Leave it out, or name the method."
-        )
-    if not setup.method.of_preferences and setup.log_probs is not LogProbs.FUSED:
-        raise ConfigError(
-            f"--log-probs {setup.log_probs} goes with --method dpo, ipo, orpo and simpo. Leave it "
-            "out, or name the method."
-        )
-    if setup.method.of_preferences:
-        refuse_pairs(setup, f"--method {setup.method}", "method")
+    group = "method" if setup.method.of_preferences else "supervised"
+    refuse_pairs(setup, f"--method {setup.method}", group)
 
 
 def _check_precision(setup: TrainingOptions) -> None:

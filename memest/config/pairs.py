@@ -87,6 +87,20 @@ _FUSED_LOSS = "a fused loss ({s.fused_loss})"
 
 _PAIRS = (
     Pair(
+        "method supervised",
+        "--precompute-ref-log-probs and --method {s.method}",
+        lambda s: s.precompute_ref_log_probs and not s.method.has_reference,
+        "{s.method} has no reference model",
+        "Leave it out, or write --method dpo, ipo or kto.",
+    ),
+    Pair(
+        "supervised",
+        "--log-probs {s.log_probs} and --method {s.method}",
+        lambda s: s.log_probs is not LogProbs.FUSED,
+        "a supervised step has one loss",
+        "Leave it out, or write --method dpo, ipo, orpo or simpo.",
+    ),
+    Pair(
         "method",
         "--method {s.method} and --loop {s.loop}",
         lambda s: s.loop is not Loop.TRAINER,
@@ -464,8 +478,8 @@ def refuse_pairs(setup: TrainingOptions, flag: str, *groups: str) -> None:
         label = row.label.format(s=setup)
         if row.remedy:
             remedy = row.remedy.format(s=setup)
-            raise ConfigError(f"{label} exclude each other: {row.why}. {remedy}")
-        why = f" ({row.why})" if row.why else ""
+            raise ConfigError(f"{label} exclude each other: {row.why.format(s=setup)}. {remedy}")
+        why = f" ({row.why.format(s=setup)})" if row.why else ""
         raise ConfigError(
             f"{label} is not priced together with {flag} yet{why}, and memest does not guess: "
             "leave one of them out."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from memest.config.kinds import Attention
+from memest.config.kinds import Attention, Method, read_method
 from memest.readers.training_arguments import METHODS
 from memest.readers.values import Bounded, Level, ReadValue, Remark, Saving
 
@@ -183,9 +183,6 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
     return acting, remarks
 
 
-_WORDS_OF = {"ipo": "dpo"}
-
-
 def _settle_method(
     acting: dict[str, ReadValue],
     drop: Callable[[str, str], None],
@@ -196,8 +193,13 @@ def _settle_method(
 ) -> list[Remark]:
     """Leave a method of preferences out where it is not priced, else what it does not have."""
     entry = acting.get("method")
-    if entry is None or str(entry.value) == "supervised" or entry.level is Level.FLAG:
+    if entry is None or read_method(entry.value) is Method.SUPERVISED:
+        for option in ("log_probs", "precompute_ref_log_probs"):
+            drop(option, "of a trainer of preferences")
         return []
+    if entry.level is Level.FLAG:
+        return []
+    method = read_method(entry.value)
     sharing_option = next(
         (name for name in ("cp", "sp", "tp", "ep", "pp") if (_number(acting, name) or 1) > 1), ""
     )
@@ -210,13 +212,13 @@ def _settle_method(
         (zero == 3, "under ZeRO-3"),
         (compiled, "together with torch.compile"),
         (_is_on(acting, "use_liger_kernel"), "beside Liger's kernels"),
-        (quantised and str(entry.value) in ("orpo", "cpo", "simpo"), "on a quantised base"),
+        (quantised and method.makes_all_logits, "on a quantised base"),
     ):
         if applies:
-            words = METHODS[_WORDS_OF.get(str(entry.value), str(entry.value))]
+            words = METHODS["dpo" if method is Method.IPO else method.value]
             drop("method", f"not priced {circumstance}: {words}; priced is supervised fine-tuning")
             for option in ("log_probs", "precompute_ref_log_probs"):
-                acting.pop(option, None)
+                drop(option, "with the method")
             return []
     remarks = []
     evaluation = acting.get("eval_batch")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from memest.config.kinds import Method
 from memest.errors import ConfigError
 from memest.readers.documents import find_file, read_document
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
@@ -143,7 +144,7 @@ UNMODELLED_KEYS = {
 }
 """What of a key is not modelled."""
 
-PRICED_METHODS = frozenset(("dpo", "ipo", "kto", "orpo", "cpo", "simpo", "reward"))
+PRICED_METHODS = frozenset(method.value for method in Method if method.of_preferences)
 """Ways of training that ``--method`` prices."""
 
 METHODS = {

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from memest.config.compilation import fused_loss_words
+from memest.config.kinds import LogProbs
 from memest.config.parallelism import Distributed, Strategy
 from memest.config.setup import MAX_BATCH, Dtype, Loop, Precision, Setup
 from memest.events import Phase
@@ -231,9 +232,17 @@ def place_text(at: PeakMoment, grad_accum: int) -> str:
     return words
 
 
+_TRAINERS = {
+    LogProbs.FUSED: "TRL",
+    LogProbs.LOGITS: "TRL 1.6 to 1.13, with all logits",
+    LogProbs.FLOAT32: "LLaMA-Factory, with all logits in float32",
+}
+"""Whose code has log-probabilities from there."""
+
+
 def _method(setup: Setup) -> str:
     """What is trained for, and what stands beside the model."""
-    words = f"{setup.method.upper()} by TRL"
+    words = f"{setup.method.upper()} by {_TRAINERS[setup.log_probs]}"
     if not setup.method.has_reference:
         return words
     if setup.precompute_ref_log_probs:

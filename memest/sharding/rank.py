@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from memest.config.kinds import LogProbs, Method
 from memest.config.parallelism import Fsdp, Prefetch, Strategy
 from memest.config.quantization import Format
 from memest.config.setup import Loop, Precision, Setup
@@ -341,7 +342,10 @@ def update_setup(setup: Setup) -> Setup:
         loop=Loop.PLAIN,
         master_weights=False,
         precision=Precision.FP32,
-        # an evaluation is the Trainer's, and no matter of an update
+        # an evaluation and a method are the Trainer's, and no matter of an update
+        method=Method.SUPERVISED,
+        log_probs=LogProbs.FUSED,
+        precompute_ref_log_probs=False,
         eval_batch=None,
         eval_samples=None,
         eval_accumulation_steps=None,

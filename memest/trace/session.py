@@ -24,7 +24,8 @@ from memest.trace.evaluation import trace_evaluation
 from memest.trace.generation import trace_generation
 from memest.trace.inputs.batch import PlannedBatch, TensorPlan, realise
 from memest.trace.inputs.example import ExampleBatch
-from memest.trace.inputs.pairs import PAIRS_NOTE, batch_of_pairs
+from memest.trace.inputs.pairs import PAIRS_NOTE
+from memest.trace.inputs.run_batch import plan_run_batch
 from memest.trace.isolation import (
     in_turn,
     keep_random_states,
@@ -35,7 +36,6 @@ from memest.trace.isolation import (
 from memest.trace.legacy.transformers import (
     attention_of,
     classes_as_before,
-    masks_as_before,
     model_as_before,
 )
 from memest.trace.losses.fused_loss import apply_fused_loss, apply_liger
@@ -69,7 +69,6 @@ from memest.trace.own_steps import OWN_SETUP, OwnStep, check_own_step, resolve_s
 from memest.trace.parallel.context_parallel import sequence_split
 from memest.trace.parallel.pipeline_stage import cut, trace_stage
 from memest.trace.parallel.sequence_parallel import (
-    drop_attention_mask,
     loss_parallelism,
     uncounted_notes,
 )
@@ -355,7 +354,7 @@ def trace_built(
         periods: that they have.
     """
     _switch(meta_model, setup)
-    plans = _plan_batch(meta_model, setup)
+    plans = plan_run_batch(meta_model.plan, meta_model.model, setup)
     if setup.distributed.stage is not None:
         with (
             rank_model(meta_model.model, setup) as sharded_model,
@@ -432,16 +431,6 @@ def trace_beginning(meta_model: MetaModel, setup: Setup, gpu: GpuTraits) -> Trac
     return trace_built(meta_model, setup, gpu, plan)
 
 
-def _plan_batch(meta_model: MetaModel, setup: Setup) -> tuple[TensorPlan, ...]:
-    """What a model is fed."""
-    if setup.method.of_preferences:
-        return batch_of_pairs(meta_model.plan, setup)
-    plans = drop_attention_mask(meta_model.plan(setup), setup.distributed)
-    if setup.channels_last:
-        plans = tuple(replace(plan, channels_last=len(plan.shape) == 4) for plan in plans)
-    return masks_as_before(plans, meta_model.model, setup)
-
-
 def _driver_of(gpu: GpuTraits, setup: Setup, operators: str) -> GpuTraits | None:
     """The GPU whose driver answers; None on the CPU, and where Dynamo would use what it finds."""
     return gpu if operators == "cuda" and not setup.torch_compile else None
@@ -503,7 +492,7 @@ def evaluate_built(
     gather what they predict.
     """
     set_use_cache(meta_model.model, setup)
-    plans = _plan_batch(meta_model, setup)
+    plans = plan_run_batch(meta_model.plan, meta_model.model, setup)
     with (
         rank_model(meta_model.model, setup) as model,
         restore_model(model),

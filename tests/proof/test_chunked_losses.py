@@ -31,6 +31,7 @@ from memest.trace.model.adapters import base_of
 from memest.trace.training import TracePlan
 from support.cases import GPU
 from support.real_steps import RNG_STATE, run_both
+from support.small_llama import LLAMA
 
 LOSSES = ("trl-fused", "trl-chunked", "torchtune-linear", "torchtune-chunked:3")
 
@@ -94,12 +95,6 @@ def test_a_real_step_allocates_the_same(loss, model, options):
 
 # -- the libraries' own code ----------------------------------------------------------------------
 
-SMALL = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 128,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 384, "vocab_size": 8000, "max_position_embeddings": 256,
-    "pad_token_id": 0,
-}  # fmt: skip
 RUNS = [
     ({}, {}),
     ({}, {"precision": "bf16", "dtype": "float32", "batch": 48, "seq_len": 129}),
@@ -197,7 +192,7 @@ def _events(config, options, loss):
         **{"batch": 4, "seq_len": 96, "dtype": "bfloat16", "optim": "none", **options},
         fused_loss=loss,
     )
-    source = ModelSource(kind="file", id="small", config={**SMALL, **config}, provenance="test")
+    source = ModelSource(kind="file", id="small", config={**LLAMA, **config}, provenance="test")
     run = session.build(setup, source, None, None, None)
     trace = session.trace_built(run, setup, GPU, TracePlan(steps=1))
     return [

@@ -24,20 +24,21 @@ from memest.config.setup import Setup
 from memest.events import ALLOC, FREE, MARK
 from memest.trace import session
 from memest.trace.cuda.no_triton import without_triton
+from memest.trace.losses.fused_head import has_router_loss
 from memest.trace.losses.objective import objective_of
+from memest.trace.losses.trl import parts_for_trl
 from memest.trace.model.adapters import base_of
 from memest.trace.training import TracePlan
 from support.cases import GPU
 from support.real_memory import differences, run_of_trace
 from support.real_steps import RNG_STATE
+from support.small_llama import LLAMA
 from support.tools import load_tool
 from support.trl_on_meta import TRL, TRL_ON_CPU
 
-SMALL = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 128,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 384, "vocab_size": 8000, "max_position_embeddings": 256,
-    "pad_token_id": 0,
+MIXTURE = {
+    **LLAMA, "model_type": "mixtral", "architectures": ["MixtralForCausalLM"],
+    "num_local_experts": 4, "num_experts_per_tok": 2,
 }  # fmt: skip
 LORA = {"adapter": {"peft_type": "LORA", "r": 8}}
 RUNS = [
@@ -47,8 +48,10 @@ RUNS = [
     {"method": "dpo", **LORA, "checkpointing": "full"},
     {"method": "dpo", "precompute_ref_log_probs": True},
     {"method": "dpo", "precision": "bf16", "dtype": "float32"},
+    {"method": "dpo", "config": MIXTURE},
     {"method": "ipo"},
     {"method": "kto"},
+    {"method": "kto", "config": MIXTURE, "precompute_ref_log_probs": True},
     {"method": "kto", **LORA},
     {"method": "kto", "precompute_ref_log_probs": True},
     {"method": "orpo"},
@@ -84,9 +87,11 @@ def _trainer(setup, ours):
         center_rewards_coefficient=None,
         device=torch.device("meta"),
     )
+    parts = parts_for_trl(base_of(ours.trained), "a test") if setup.method.has_reference else None
     trainer = kind.__new__(kind)
     vars(trainer).update(
-        model=ours.trained, accelerator=accelerator, args=arguments, aux_loss_enabled=False,
+        model=ours.trained, accelerator=accelerator, args=arguments,
+        aux_loss_enabled=parts is not None and has_router_loss(parts), router_aux_loss_coef=0.001,
         ld_alpha=None, precompute_ref_logps=setup.precompute_ref_log_probs,
         f_divergence_type="reverse_kl", loss_types=["ipo" if setup.method == "ipo" else "sigmoid"],
         loss_weights=[1.0], beta=0.1, use_weighting=False, label_smoothing=0.0, _tp_size=1,
@@ -134,9 +139,11 @@ def _trl(model, setup):
 
 
 def _events(options):
+    options = dict(options)
+    config = options.pop("config", LLAMA)
     options = {"batch": 4, "seq_len": 96, "dtype": "bfloat16", "optim": "none", **options}
     setup = Setup(**options)
-    source = ModelSource(kind="file", id="small", config=SMALL, provenance="test")
+    source = ModelSource(kind="file", id="small", config=config, provenance="test")
     trace = session.trace_built(
         session.build(setup, source, None, None, None), setup, GPU, TracePlan(steps=2)
     )
@@ -147,9 +154,15 @@ def _events(options):
     ]
 
 
-@pytest.mark.parametrize("options", RUNS, ids=lambda options: "-".join(map(str, options.values())))
+def _case(options):
+    """The name of a case."""
+    return "-".join(
+        value["model_type"] if name == "config" else str(value) for name, value in options.items()
+    )
+
+
+@pytest.mark.parametrize("options", RUNS, ids=_case)
 def test_trl_computes_the_same(options):
-    pytest.importorskip("trl", minversion="1.16")
     ours = _events(options)
     with mock.patch.object(session, "objective_of", _trl):
         theirs = _events(options)
@@ -258,7 +271,6 @@ def _phases(asked):
     "asked", TRAINERS, ids=lambda asked: "-".join(str(value) for value in asked.values())
 )
 def test_a_whole_trainer_allocates_the_same(asked, tmp_path):
-    pytest.importorskip("trl", minversion="1.16")
     asked = {**TINY, **asked, "model": "Qwen/Qwen3-0.6B", "name": "test"}
     real, config, tokens = _real(asked, tmp_path)
     arguments = asked.get("args", {})

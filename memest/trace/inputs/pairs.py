@@ -44,7 +44,7 @@ def batch_of_pairs(
         twice = _sequences(plan, setup, 2)
         return (*twice.values(), replace(twice["input_ids"], name="labels"))
     once = _sequences(plan, setup, 1)
-    if method in (Method.ORPO, Method.CPO, Method.SIMPO):
+    if method.makes_all_logits:
         return tuple(
             replace(tensor, name=f"{side}_{name}")
             for side in ("chosen", "rejected", "prompt")

@@ -18,7 +18,14 @@ from transformers.utils import ModelOutput
 
 from memest.trace.losses.parts import Parts
 
-__all__ = ["IGNORED", "LossOutput", "backbone_outputs", "balancing_loss", "fused_head"]
+__all__ = [
+    "IGNORED",
+    "LossOutput",
+    "backbone_outputs",
+    "balancing_loss",
+    "fused_head",
+    "has_router_loss",
+]
 
 IGNORED = -100
 _TILE_TOKENS = 4096  # TOKEN_CHUNK_SIZE
@@ -52,14 +59,23 @@ class LossOutput(ModelOutput):  # type: ignore[misc]
     aux_loss: torch.Tensor | None = None
 
 
-def backbone_outputs(parts: Parts, inputs: dict[str, Any]) -> tuple[Any, bool]:
+def has_router_loss(parts: Parts) -> bool:
+    """Whether the configuration has a coefficient for the load-balancing loss of routers."""
+    coefficient = getattr(parts.config, "router_aux_loss_coef", 0.0) or 0.0
+    return hasattr(parts.config, "output_router_logits") and coefficient != 0.0
+
+
+def backbone_outputs(
+    parts: Parts, inputs: dict[str, Any], *, asks: bool = True
+) -> tuple[Any, bool]:
     """The backbone's outputs, and whether a load-balancing loss is added.
 
-    TRL's trainers ask for the router's logits wherever the configuration has a coefficient for
-    them.
+    Args:
+        parts: of the model.
+        inputs: of its forward.
+        asks: whether the trainer asks for the routers' logits, where the model has their loss.
     """
-    coefficient = getattr(parts.config, "router_aux_loss_coef", 0.0) or 0.0
-    balances = hasattr(parts.config, "output_router_logits") and coefficient != 0.0
+    balances = asks and has_router_loss(parts)
     inputs = {**inputs, "use_cache": False}
     if balances:
         inputs["output_router_logits"] = True
@@ -79,16 +95,21 @@ def balancing_loss(parts: Parts, outputs: Any, attention_mask: Any) -> torch.Ten
     return cast("torch.Tensor", loss)
 
 
-def fused_head(parts: Parts, values: Sequence[str]) -> Callable[..., LossOutput]:
+def fused_head(
+    parts: Parts, values: Sequence[str], *, balances_with_gradients_alone: bool = False
+) -> Callable[..., LossOutput]:
     """The forward that ``add_fused_lm_head`` puts in a model's place.
 
     Args:
         parts: of the model.
         values: of tokens that are computed beside ``log_probs``: names of :class:`LossOutput`.
+        balances_with_gradients_alone: the trainer asks for the routers' loss where it trains by
+            it, and not where answers are only scored.
     """
 
     def forward(labels: Any = None, num_items_in_batch: Any = None, **inputs: Any) -> LossOutput:
-        outputs, balances = backbone_outputs(parts, inputs)
+        asks = torch.is_grad_enabled() or not balances_with_gradients_alone
+        outputs, balances = backbone_outputs(parts, inputs, asks=asks)
         hidden_states, labels = outputs.last_hidden_state[:, :-1], labels[:, 1:]
         mask = labels != IGNORED
         per_token: Any = _TiledLogProbs.apply(  # type: ignore[no-untyped-call]

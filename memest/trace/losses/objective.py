@@ -13,7 +13,8 @@ import torch
 
 from memest.config.kinds import LogProbs, Method
 from memest.config.setup import Setup
-from memest.trace.losses.fused_head import fused_head
+from memest.errors import ConfigError
+from memest.trace.losses.fused_head import fused_head, has_router_loss
 from memest.trace.losses.preference import LossOfPairs, loss_of_pairs
 from memest.trace.losses.trl import parts_for_trl
 from memest.trace.model.adapters import base_of, copy_kept_dtypes
@@ -72,12 +73,22 @@ def objective_of(model: Any, setup: Setup) -> Iterator[Objective | None]:
         stack.enter_context(_without_dropout(model))
         if method.has_reference and setup.log_probs is LogProbs.FUSED:
             flag = f"--method {method}"
-            forward = fused_head(parts_for_trl(base, flag), _REPORTED)
+            forward = fused_head(
+                parts_for_trl(base, flag), _REPORTED, balances_with_gradients_alone=True
+            )
             stack.enter_context(mock.patch.object(base, "forward", forward))
             if reference is not None:
-                reference.forward = fused_head(parts_for_trl(reference, flag), ())  # type: ignore[method-assign]
+                reference.forward = fused_head(
+                    parts_for_trl(reference, flag), (), balances_with_gradients_alone=True
+                )
         elif method is not Method.REWARD:
-            parts_for_trl(base, f"--method {method}")
+            parts = parts_for_trl(base, f"--method {method}")
+            if setup.log_probs is LogProbs.LOGITS and asks and has_router_loss(parts):
+                raise ConfigError(
+                    f"--log-probs logits with --method {method} is not priced for "
+                    f"{type(base).__name__}, whose routers have a loss of their own: leave "
+                    "--log-probs out, for TRL 1.15 and later."
+                )
         yield Objective(
             loss=loss_of_pairs(method, setup.log_probs), trained=model, reference=reference
         )

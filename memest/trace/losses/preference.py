@@ -23,7 +23,6 @@ Source: TRL 1.16 ``trainer/dpo_trainer.py``, ``kto_trainer.py``, ``reward_traine
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch.nn import functional
@@ -39,6 +38,7 @@ from memest.trace.losses.preference_logits import (
     LossOfPairs,
     cpo,
     fetch,
+    loss_of_ratios,
     orpo,
 )
 
@@ -79,25 +79,13 @@ def _dpo(model: Call, reference: Call, inputs: Batch, *, averages: bool = False)
         ref_chosen, ref_rejected = ref_log_probs.chunk(2, dim=0)
     chosen_ratios = chosen - ref_chosen
     rejected_ratios = rejected - ref_rejected
-    difference = chosen_ratios - rejected_ratios
-    loss: Any = 0.0
-    if averages:
-        chosen_mask, rejected_mask = completion_mask.chunk(2, dim=0)
-        chosen_average = chosen_ratios / chosen_mask.sum(dim=1).clamp(min=1.0)
-        rejected_average = rejected_ratios / rejected_mask.sum(dim=1).clamp(min=1.0)
-        average_difference = chosen_average - rejected_average
-        of_pairs = (average_difference - 1 / (2 * BETA)) ** 2
-    else:
-        of_pairs = -functional.logsigmoid(BETA * difference)
-    loss += of_pairs.mean() * 1.0
+    loss = loss_of_ratios(chosen_ratios, rejected_ratios, completion_mask if averages else None)
     if outputs.aux_loss is not None:
         loss = loss + 0.001 * outputs.aux_loss
+        fetch(outputs.aux_loss.mean())
     # the log, whose tensors stay bound
     entropies = outputs.entropy[:, -length:].detach()
-    entropy = (entropies * shift_mask).sum()
-    count: Any = shift_mask.sum()
-    entropy, count = entropy.sum(), count.sum()
-    fetch(entropy / count if count > 0 else entropy)
+    _fetch_entropy(entropies, shift_mask)
     fetch(inputs["attention_mask"].sum().sum())
     chosen_logits, rejected_logits = outputs.mean_logits[:, -length:].chunk(2, dim=0)
     chosen_mask, rejected_mask = shift_mask.chunk(2, dim=0)
@@ -118,6 +106,13 @@ def _dpo(model: Call, reference: Call, inputs: Batch, *, averages: bool = False)
     for values in (margins, chosen, rejected):
         fetch(values.mean())
     return loss
+
+
+def _fetch_entropy(entropies: torch.Tensor, mask: torch.Tensor) -> None:
+    """The mean entropy of the answers' tokens, for the log."""
+    entropy, count = (entropies * mask).sum(), mask.sum()
+    entropy, count = entropy.sum(), count.sum()
+    fetch(entropy / count if count > 0 else entropy)
 
 
 def _fetch_sums(
@@ -180,10 +175,7 @@ def _kto(model: Call, reference: Call, inputs: Batch) -> torch.Tensor:
     losses = torch.cat((1.0 * chosen_losses, 1.0 * rejected_losses), 0)
     mask = inputs["completion_mask"][:, 1:]
     entropies = outputs.entropy[:, -length:].detach()
-    entropy = (entropies * mask).sum()
-    count: Any = mask.sum()
-    entropy, count = entropy.sum(), count.sum()
-    fetch(entropy / count if count > 0 else entropy)
+    _fetch_entropy(entropies, mask)
     fetch(inputs["attention_mask"].sum().sum())
     mean_logits = outputs.mean_logits[:, -length:]
     chosen_logits = mean_logits.index_select(0, chosen_rows)
@@ -198,6 +190,7 @@ def _kto(model: Call, reference: Call, inputs: Batch) -> torch.Tensor:
     loss = losses.nanmean()
     if outputs.aux_loss is not None:
         loss = loss + 0.001 * outputs.aux_loss
+        fetch(outputs.aux_loss.mean())
     return loss
 
 

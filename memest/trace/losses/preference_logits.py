@@ -31,6 +31,7 @@ __all__ = [
     "LossOfPairs",
     "cpo",
     "fetch",
+    "loss_of_ratios",
     "orpo",
 ]
 
@@ -48,6 +49,25 @@ _ENTROPY_ROWS = 128
 def fetch(_: torch.Tensor) -> float:
     """``value.item()``, which allocates nothing on the device."""
     return 0.0
+
+
+def loss_of_ratios(
+    chosen: torch.Tensor, rejected: torch.Tensor, completion_mask: torch.Tensor | None
+) -> torch.Tensor:
+    """DPO's loss of log-ratios of B pairs; with the mask IPO's, of their means over tokens."""
+    difference = chosen - rejected
+    loss: Any = 0.0
+    if completion_mask is None:
+        of_pairs = -functional.logsigmoid(BETA * difference)
+    else:
+        masks = completion_mask.chunk(2, dim=0)
+        averages = [
+            ratios / mask.sum(dim=1).clamp(min=1.0)
+            for ratios, mask in zip((chosen, rejected), masks, strict=True)
+        ]
+        of_pairs = (averages[0] - averages[1] - 1 / (2 * BETA)) ** 2
+    loss += of_pairs.mean() * 1.0
+    return cast("torch.Tensor", loss)
 
 
 # -- ORPO, CPO and SimPO of TRL --------------------------------------------------------------------
@@ -233,23 +253,13 @@ def _dpo(model: Call, reference: Call, inputs: Batch, *, averages: bool = False)
         ref_per_token[mask == 0] = 0.0
         ref_log_probs = ref_per_token.sum(dim=1)
         ref_chosen, ref_rejected = ref_log_probs.chunk(2, dim=0)
-    chosen_ratios = chosen - ref_chosen
-    rejected_ratios = rejected - ref_rejected
-    difference = chosen_ratios - rejected_ratios
-    loss: Any = 0.0
-    if averages:
-        chosen_mask, rejected_mask = completion_mask.chunk(2, dim=0)
-        chosen_average = chosen_ratios / chosen_mask.sum(dim=1).clamp(min=1.0)
-        rejected_average = rejected_ratios / rejected_mask.sum(dim=1).clamp(min=1.0)
-        of_pairs = (chosen_average - rejected_average - 1 / (2 * BETA)) ** 2
-    else:
-        of_pairs = -functional.logsigmoid(BETA * difference)
-    loss += of_pairs.mean() * 1.0
-    # the log, whose tensors stay bound
+    mask_of_answers = completion_mask if averages else None
+    loss = loss_of_ratios(chosen - ref_chosen, rejected - ref_rejected, mask_of_answers)
+    # the log, whose tensors stay bound and go in the order of their names
+    chosen_mask, rejected_mask = mask.chunk(2, dim=0)
     entropies = _entropies(logits.detach())
     fetch((entropies * mask).sum())
     chosen_logits, rejected_logits = logits.detach().chunk(2, dim=0)
-    chosen_mask, rejected_mask = mask.chunk(2, dim=0)
     fetch(chosen_logits[chosen_mask.bool()].mean(-1).sum())
     fetch(rejected_logits[rejected_mask.bool()].mean(-1).sum())
     predictions = chosen_logits.argmax(dim=-1)
@@ -318,6 +328,7 @@ def _float32(
         difference = (chosen - rejected) - (
             torch.log1p(-torch.exp(chosen)) - torch.log1p(-torch.exp(rejected))
         )
+        # ORPO's; SimPO's differs in numbers of a pair
         losses = sft_loss + BETA * -functional.logsigmoid(difference)
         rewards = BETA * chosen.detach(), BETA * rejected.detach()
     for values in (*rewards, chosen, rejected, *logits):

@@ -30,6 +30,16 @@ def test_a_reference_model_is_a_part_of_its_own(model):
     assert parts[Category.REFERENCE] == pytest.approx(parts[Category.PARAMETERS], rel=1e-3)
 
 
+@pytest.mark.parametrize("options", [{}, {"zero": 2}, {"zero": 1, "grad_accum": 2}])
+def test_each_of_several_gpus_has_the_whole_reference(model, options):
+    question = {**QUESTION, "method": "dpo", "num_gpus": 2, **options}
+    half = 2 if "zero" in options else 1  # DeepSpeed casts what trains, and TRL's copy of it
+    alone = _parts(memest.estimate(model, method="dpo", **QUESTION))[Category.REFERENCE]
+
+    own = _parts(memest.estimate(model, **question))[Category.REFERENCE]
+    assert own == pytest.approx(alone / half, rel=1e-3)  # buffers stay as they are
+
+
 @pytest.mark.parametrize("options", [{"lora_r": 8}, {"precompute_ref_log_probs": True}])
 def test_adapters_and_answers_computed_before_need_no_second_model(model, options):
     result = memest.estimate(model, method="dpo", **options, **QUESTION)
@@ -74,6 +84,7 @@ REFUSED = [
     ({"method": "dpo", "loop": "plain"}, "TRL's trainer"),
     ({"method": "orpo", "precompute_ref_log_probs": True}, "orpo has no reference model"),
     ({"log_probs": "logits"}, "--method dpo"),
+    ({"method": "dpo", "num_gpus": 8, "zero": 3}, "gathered for two models"),
     ({"method": "kto", "log_probs": "float32"}, "no trainer that was read"),
     ({"method": "dpo", "task": "masked-lm"}, "a model for masked-lm"),
     ({"method": "dpo", "num_gpus": 8, "fsdp": "full_shard"}, "gathered for two models"),

@@ -659,3 +659,12 @@ def test_what_nobody_named_is_settled_by_naming_it():
     run = memest.read_command(command, num_gpus=1)
     assert run.setup.unpriced == ()
     assert "says it" not in " ".join(memest.read_command(command, num_gpus=1, seq_len=8).notes)
+
+
+def test_a_method_of_a_file_is_taken_back_with_what_belongs_to_it(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump({"base_model": LLAMA, "micro_batch_size": 1, "rl": "dpo"}))
+
+    run = memest.read_config(path, method="supervised")
+
+    assert (run.setup.method, run.setup.log_probs) == ("supervised", "fused")
