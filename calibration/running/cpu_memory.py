@@ -160,7 +160,12 @@ def _scratch_end(node: Any, scratch_until: int) -> int:
 
 
 def _without_scratch(records: list[Any]) -> Iterator[Any]:
-    """Leave out what a listed kernel allocates and gives back before it returns."""
+    """Leave out what a listed kernel allocates and gives back before it returns.
+
+    Left out, too, are releases of what was allocated before the profile began: PyTorch tells them
+    only where a measurement before this one left an entry of the same address, and its size
+    (``ProfiledCPUMemoryReporter`` of c10/core/CPUAllocator.cpp).
+    """
     alive: dict[int, tuple[int, int]] = {}
     scratch: set[int] = set()
     for index, record in enumerate(records):
@@ -174,6 +179,8 @@ def _without_scratch(records: list[Any]) -> Iterator[Any]:
             birth, until = alive.pop(record.key)
             if record.start <= until:
                 scratch |= {birth, index}
+        else:
+            scratch.add(index)
     return (record for index, record in enumerate(records) if index not in scratch)
 
 
