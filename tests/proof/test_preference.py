@@ -40,6 +40,10 @@ MIXTURE = {
     **LLAMA, "model_type": "mixtral", "architectures": ["MixtralForCausalLM"],
     "num_local_experts": 4, "num_experts_per_tok": 2,
 }  # fmt: skip
+GPT2 = {
+    "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 512,
+    "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128,
+}  # fmt: skip
 LORA = {"adapter": {"peft_type": "LORA", "r": 8}}
 RUNS = [
     {"method": "dpo"},
@@ -49,12 +53,14 @@ RUNS = [
     {"method": "dpo", "precompute_ref_log_probs": True},
     {"method": "dpo", "precision": "bf16", "dtype": "float32"},
     {"method": "dpo", "config": MIXTURE},
+    {"method": "dpo", "config": GPT2},
     {"method": "ipo"},
     {"method": "kto"},
     {"method": "kto", "config": MIXTURE, "precompute_ref_log_probs": True},
     {"method": "kto", **LORA},
     {"method": "kto", "precompute_ref_log_probs": True},
     {"method": "orpo"},
+    {"method": "orpo", "config": GPT2},
     {"method": "orpo", "precision": "bf16", "dtype": "float32"},
     {"method": "cpo", **LORA},
     {"method": "simpo"},

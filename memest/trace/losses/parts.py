@@ -37,7 +37,12 @@ class Parts:
 
 
 def parts_of(
-    model: Any, flag: str, *, kinds: Sequence[str] = ("ForCausalLM",), scales: Sequence[str] = ()
+    model: Any,
+    flag: str,
+    *,
+    kinds: Sequence[str] = ("ForCausalLM",),
+    scales: Sequence[str] = (),
+    is_base: bool = False,
 ) -> Parts:
     """Take a model apart for a loss.
 
@@ -46,6 +51,7 @@ def parts_of(
         flag: what asks for the loss, for errors.
         kinds: how the names of classes end that it goes with.
         scales: settings of scaled logits that it knows.
+        is_base: the backbone is the model's ``base_model``, not its decoder alone.
 
     Raises:
         ConfigError: the model is none that generates text from left to right, or its logits are
@@ -56,9 +62,8 @@ def parts_of(
     text: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
     reason = ""
     if not name.endswith(tuple(kinds)) or getattr(config, "is_encoder_decoder", False):
-        reason = "it replaces head and loss of causal language models"
-    has_vision = len(kinds) > 1 and hasattr(config, "vision_config")
-    backbone = None if reason else model.base_model if has_vision else model.get_decoder()
+        reason = "it is for causal language models"
+    backbone = None if reason else model.base_model if is_base else model.get_decoder()
     head: Any = None if reason else model.get_output_embeddings()
     scale = next((s for s in SCALES if getattr(text, s, None) not in (None, 1, 1.0)), "")
     if not reason and (backbone is None or backbone is model):

@@ -31,7 +31,7 @@ from memest.trace.losses.parts import SCALES, Parts, parts_of
 
 __all__ = ["parts_for_trl", "trl_chunked", "trl_fused"]
 
-_KINDS = ("ForCausalLM", "ForConditionalGeneration")
+_KINDS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _CHUNK_TOKENS = 256  # _CHUNKED_LM_HEAD_CHUNK_SIZE
 
 
@@ -47,7 +47,7 @@ def parts_for_trl(model: Any, flag: str, *, scales: tuple[str, ...] = SCALES) ->
         ConfigError: another one, or an adapter on its head: TRL multiplies by the head's weight, so
             the adapter would never be trained.
     """
-    parts = parts_of(model, flag, kinds=_KINDS, scales=scales)
+    parts = parts_of(model, flag, kinds=_KINDS, scales=scales, is_base=True)
     if hasattr(parts.head, "base_layer"):
         raise ConfigError(
             f"{flag} does not go with an adapter on the head: TRL refuses it, because the loss "
