@@ -541,12 +541,12 @@ def _check_losses(setup: TrainingOptions) -> None:
 
 
 def _check_method(setup: TrainingOptions) -> None:
-    """What TRL's trainers over preferences do not do, or nobody compared.
+    """What TRL's other trainers do not do, or nobody compared.
 
     Sources: ``DPOTrainer.__init__``, ``KTOTrainer.__init__``, ``RewardTrainer.__init__`` of TRL
     1.16, ``prepare_fsdp`` and ``prepare_deepspeed`` of its ``models/utils.py``.
     """
-    group = "method" if setup.method.of_preferences else "supervised"
+    group = "supervised" if setup.method.is_supervised else "method"
     refuse_pairs(setup, f"--method {setup.method}", group)
 
 

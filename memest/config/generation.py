@@ -24,6 +24,7 @@ class Generation:
     Attributes:
         new_tokens: tokens that are generated for each sample.
         cache: ``dynamic`` concatenates at every step, ``static`` allocates its full length once.
+        draws: tokens are drawn from all of the vocabulary, as trainers do that learn from them.
 
     Raises:
         ConfigError: values that no ``generate`` takes.
@@ -37,6 +38,7 @@ class Generation:
         "NAME",
         name="cache_implementation",
     )
+    draws: bool = False
 
     def __post_init__(self) -> None:
         for name, flag in (("new_tokens", "--generate"), ("num_beams", "--num-beams")):
@@ -53,7 +55,10 @@ class Generation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return dataclasses.asdict(self)
+        values = dataclasses.asdict(self)
+        if not self.draws:
+            del values["draws"]
+        return values
 
 
 def check_generation(distributed: Distributed) -> None:

@@ -147,15 +147,22 @@ class Method(enum.StrEnum):
     CPO = "cpo"
     SIMPO = "simpo"
     REWARD = "reward"
+    GRPO = "grpo"
+    RLOO = "rloo"
 
     @property
-    def of_preferences(self) -> bool:
-        """Whether it learns from answers that were preferred to others."""
-        return self is not Method.SUPERVISED
+    def is_supervised(self) -> bool:
+        """Whether a step is forward, loss and backward of samples, and no trainer of TRL's."""
+        return self is Method.SUPERVISED
+
+    @property
+    def generates(self) -> bool:
+        """Whether it learns from what the model writes in the run itself."""
+        return self in (Method.GRPO, Method.RLOO)
 
     @property
     def has_reference(self) -> bool:
-        """Whether answers are scored by a second model too, that of before the training."""
+        """Whether a step scores answers by a second model too, that of before the training."""
         return self in (Method.DPO, Method.IPO, Method.KTO)
 
     @property
@@ -263,10 +270,10 @@ _METHODS = {
     **{method.value: method for method in Method},
     **dict.fromkeys(("sft", "none", "pt", "full"), Method.SUPERVISED),
     **dict.fromkeys(("rm", "reward-model", "reward-modeling"), Method.REWARD),
+    # other losses over the same tensors (GRPOConfig.loss_type, importance_sampling_level)
+    **dict.fromkeys(("gspo", "dapo", "dr-grpo"), Method.GRPO),
 }
-_UNPRICED_METHODS = (
-    "grpo gspo dapo dr-grpo rloo ppo online-dpo nash-md xpo reinforce++ gkd bco prm rlhf".split()
-)
+_UNPRICED_METHODS = "ppo online-dpo nash-md xpo reinforce++ gkd bco prm rlhf".split()
 
 
 def read_method(value: Any) -> Method:

@@ -17,11 +17,13 @@ from memest.config.data_loading import DataLoading
 from memest.config.deepspeed import read_deepspeed
 from memest.config.generation import Generation
 from memest.config.inputs import arguments_of
+from memest.config.kinds import Method, read_method
 from memest.config.length_files import lengths_of_dataset, read_lengths
 from memest.config.lengths import Batching, Lengths
 from memest.config.option_table import OPTIONS
 from memest.config.parallelism import ONE_GPU
 from memest.config.quantization import Format, Quantization, read_quantization
+from memest.config.rollouts import Rollouts
 from memest.config.setup import Setup
 from memest.errors import ConfigError, hint
 
@@ -53,6 +55,7 @@ def merge_all(values: dict[str, Any], base: Setup | None) -> None:
     _merge_quantization(values, base)
     _merge_lengths(values, base)
     _merge_generation(values, base)
+    _merge_rollouts(values, base)
     _merge_segments(values, base)
     _merge_evaluation(values)
     if loading := _take_parts(values, "data_loading"):
@@ -377,6 +380,23 @@ def _merge_generation(values: dict[str, Any], base: Setup | None) -> None:
     values["generation"] = (
         dataclasses.replace(base_value, **parts) if base_value else Generation(**parts)
     )
+
+
+def _merge_rollouts(values: dict[str, Any], base: Setup | None) -> None:
+    parts = _take_parts(values, "rollouts")
+    method = read_method(values.get("method", Method.SUPERVISED if base is None else base.method))
+    base_value = None if base is None else base.rollouts
+    if method.generates:
+        values["rollouts"] = (
+            dataclasses.replace(base_value, **parts) if base_value else Rollouts(**parts)
+        )
+    elif parts:
+        raise ConfigError(
+            f"{_FLAGS[next(iter(parts))]} says nothing where a run learns from no completions of "
+            "its own: add --method grpo or rloo."
+        )
+    elif base_value is not None:
+        values["rollouts"] = None
 
 
 def _merge_segments(values: dict[str, Any], base: Setup | None) -> None:

@@ -64,6 +64,7 @@ class Panel(enum.StrEnum):
     BATCH = "Batch", "batch"
     LENGTHS = "Lengths of samples", "lengths"
     GENERATION = "Generation", "generation"
+    ROLLOUTS = "Completions to learn from", "rollouts", "rl"
     PRECISION = "Precision", "precision"
     OPTIMIZER = "Optimizer", "optimizer"
     RECOMPUTE = "Activation checkpointing", "checkpointing", "recompute"

@@ -17,6 +17,7 @@ from memest.config.lengths import Batching
 from memest.config.option import Panel, option, options_of
 from memest.config.parallel_options import ParallelOptions
 from memest.config.quantization import Quantization
+from memest.config.rollouts import Rollouts
 from memest.config.training_options import TrainingOptions
 
 __all__ = ["OPTIONS", "OWN_MODULE_NAMES", "PLACE"]
@@ -269,6 +270,7 @@ _ALL = (
     *options_of(Batching, field="batching", panel=Panel.LENGTHS),
     *options_of(_GenerationWords, field="generation", parts=False, panel=Panel.GENERATION),
     *options_of(Generation, field="generation", panel=Panel.GENERATION),
+    *options_of(Rollouts, field="rollouts", panel=Panel.ROLLOUTS),
     *options_of(_OtherWords, field="", parts=False),
     *options_of(DataLoading, field="data_loading", panel=Panel.BATCH, prefix="dataloader_"),
     *options_of(ParallelOptions, field="distributed", panel=Panel.DISTRIBUTED),

@@ -28,6 +28,7 @@ from memest.config.kinds import (
 )
 from memest.config.optimizers import facts_of
 from memest.config.quantization import Format
+from memest.config.rollouts import Engine
 from memest.config.training_options import TrainingOptions
 from memest.errors import ConfigError
 
@@ -153,6 +154,18 @@ _PAIRS = (
         lambda s: s.quantization is not None and s.method.makes_all_logits,
         "TRL then makes norms and head of other dtypes and computes the loss in a region of its "
         "own",
+    ),
+    Pair(
+        "method",
+        "--engine vllm and a base of 8 bits",
+        lambda s: (
+            s.rollouts is not None
+            and s.rollouts.engine is Engine.VLLM
+            and s.quantization is not None
+            and s.quantization.format is Format.BNB_8BIT
+        ),
+        "vLLM does not quantise to 8 bits when it loads, and TRL refuses it",
+        "Use --load-in-4bit, or --engine model.",
     ),
     Pair("method", "--use-liger-kernel", lambda s: s.use_liger_kernel),
     Pair("method", "--torch-compile", lambda s: s.torch_compile),

@@ -34,6 +34,7 @@ from memest.config.optimizers import find_optimizer
 from memest.config.option import plain_values, settle
 from memest.config.quantization import Quantization, read_quantization
 from memest.config.release_defaults import release_default
+from memest.config.rollouts import Rollouts
 from memest.config.software import Software
 from memest.config.training_options import (
     MAX_BATCH,
@@ -83,6 +84,14 @@ class Setup(TrainingOptions):
         set_field(self, "loop", Loop.PLAIN if self.distributed.pp > 1 else self.loop)
         set_field(self, "dtype", _dtype_name(self.dtype))
         set_field(self, "method", read_method(self.method))
+        if self.method.generates:
+            beta = 0.05 if self.method is Method.RLOO else 0.0
+            set_field(self, "rollouts", Rollouts.of(self.rollouts or {}).with_beta(beta))
+        elif self.rollouts is not None:
+            raise ConfigError(
+                f"Rollouts belong to methods that generate, and --method {self.method} does not: "
+                "write --method grpo or rloo."
+            )
         if self.method is Method.REWARD and self.task in (Task.AUTO, "auto"):
             # RewardTrainer: AutoModelForSequenceClassification with num_labels=1
             set_field(self, "task", Task.SEQUENCE_CLASSIFICATION)
@@ -131,7 +140,7 @@ class Setup(TrainingOptions):
         values = plain_values(self)
         distributed: dict[str, Any] = values.pop("distributed")
         values |= {"optim": self.optimizer, "dtype": self.loaded_dtype.value}
-        for name in ("unpriced", "overpriced"):
+        for name in ("unpriced", "overpriced", "rollouts"):
             if not values[name]:
                 del values[name]
         return values | distributed

@@ -33,6 +33,7 @@ from memest.config.option import Kind, Panel, legal_values, option
 from memest.config.parallelism import ONE_GPU, Distributed, Strategy
 from memest.config.quantization import Quantization
 from memest.config.release_defaults import PREPARED, release_default
+from memest.config.rollouts import Rollouts
 from memest.config.software import Software
 
 __all__ = [
@@ -62,6 +63,7 @@ class TrainingOptions:
 
     Attributes:
         generation: a ``generate`` that follows the last step; None = none.
+        rollouts: how the completions come about that a method learns from; None = it has none.
         data_loading: how batches are loaded on the host; None = not asked about.
         batching: how samples of different lengths become batches: it decides ``seq_len`` (that of
             the largest batch there can be) and ``padded``; None = all have ``seq_len``.
@@ -112,9 +114,9 @@ class TrainingOptions:
     )
     method: Method = option(
         Method.SUPERVISED,
-        f"What is trained for: {legal_values(Method)}. All but the first learn from preferences, "
-        "as TRL's trainers do: --batch counts pairs of answers (kto: answers), --seq-len the "
-        "tokens of prompt and answer.",
+        f"What is trained for: {legal_values(Method)}. All but the first are TRL's trainers: "
+        "--batch counts pairs of answers (kto, grpo, rloo: answers), --seq-len the tokens of "
+        "prompt and answer.",
         "NAME",
         short="Trained for: supervised, dpo, kto, orpo, ...",
     )
@@ -239,6 +241,7 @@ class TrainingOptions:
         traced=False,
     )
     generation: Generation | None = field(default=None, metadata={"traced": False})
+    rollouts: Rollouts | None = None
     data_loading: DataLoading | None = field(default=None, metadata={"traced": False})
     zero_grad: ZeroGrad = option(
         ZeroGrad.AUTO,
@@ -388,6 +391,13 @@ class TrainingOptions:
     )
     num_steps: int = option(3, "Optimizer steps to simulate.", "--steps", between=(1, 1000))
     distributed: Distributed = ONE_GPU
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the run asks a reference: another model, or this one with its adapters off."""
+        if self.rollouts is not None:
+            return bool(self.rollouts.kl_beta)
+        return self.method.has_reference and not self.precompute_ref_log_probs
 
     @property
     def optimizer(self) -> str:

@@ -370,6 +370,7 @@ def _peak(peaks: Peaks) -> Peak:
         reserved_bytes=peaks.reserved_bytes,
         device_bytes=peaks.device_bytes,
         managed_bytes=peaks.managed_bytes,
+        engine_bytes=peaks.engine_bytes,
     )
 
 

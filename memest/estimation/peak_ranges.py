@@ -112,7 +112,7 @@ def kind_of(setup: Setup, reserved_bytes: int, slack_bytes: int) -> RunKind:
     distributed = setup.distributed
     if setup.torch_compile:
         return RunKind.COMPILED
-    if setup.method.of_preferences:
+    if not setup.method.is_supervised:
         return RunKind.PREFERENCES
     if max(distributed.tp, distributed.pp, distributed.cp, distributed.sp, distributed.ep) > 1:
         return RunKind.MODEL_PARALLEL

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from memest.config.parallelism import Distributed
 from memest.estimation.breakdown import alive_at_peak, breakdown
+from memest.estimation.engine import with_engine
 from memest.estimation.gpu_target import TargetGpu
 from memest.estimation.peak_ranges import band_for, kind_of
 from memest.estimation.run import Run
@@ -43,7 +44,8 @@ def peaks_of(
         peaks = _corrected_peaks(target, target.calibration.calibration, run, stream, result, rows)
     else:
         peaks = _predicted_peaks(target, run, stream, result)
-    return _with_nccl(peaks, target.spec.compute_capability, run.setup.distributed)
+    peaks = _with_nccl(peaks, target.spec.compute_capability, run.setup.distributed)
+    return with_engine(peaks, target, run, stream)
 
 
 def _predicted_peaks(target: TargetGpu, run: Run, stream: Stream, result: Replay) -> Peaks:

@@ -34,6 +34,7 @@ class Run:
         family: ``model_type`` of its configuration, else its class.
         evaluation: the first batches of the evaluation that follows the last step; None without.
         generation: the first steps of the generation that follows; None without.
+        new_tokens: of that generation, as many as it has steps.
     """
 
     setup: Setup
@@ -44,6 +45,7 @@ class Run:
     family: str
     evaluation: Trace | None = None
     generation: Trace | None = None
+    new_tokens: int = 0
 
     @property
     def stream(self) -> Stream:
@@ -76,8 +78,8 @@ class Run:
         """A run with the evaluation and the generation that follow its last step."""
         setup, is_spread = self.setup, self._is_spread
         tails = [(self.evaluation, eval_batches(setup))]
-        if setup.generation is not None:
-            tails.append((self.generation, setup.generation.new_tokens + _EXTRA_STEPS))
+        if self.new_tokens:
+            tails.append((self.generation, self.new_tokens + _EXTRA_STEPS))
         for tail, batches in tails:
             if tail is not None:
                 _, numbers = self.program.numbers_at(self.point, self.gpu)

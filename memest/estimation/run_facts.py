@@ -68,7 +68,10 @@ class Peaks:
         added_bytes: what a correction added to the reserved peak of the replay.
         parts: corrected rows of the breakdown by category; they sum to ``allocated_bytes``
             exactly. Empty where nothing was corrected.
-        notes: what a correction extrapolated or borrowed, in sentences.
+        notes: what a correction extrapolated or borrowed, and what an engine takes, in sentences.
+        engine_bytes: of the device peak, an engine's that generates on the same GPU.
+        engine_low_bytes: the least on the device while such an engine is awake that sleeps else.
+        engine_fault: why it cannot start; empty where it can.
     """
 
     allocated_bytes: int
@@ -86,6 +89,9 @@ class Peaks:
     added_bytes: int = 0
     parts: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    engine_bytes: int = 0
+    engine_low_bytes: int = 0
+    engine_fault: str = ""
 
 
 def run_facts(setup: Setup, trace: Trace, weights: Iterable[Weight], card: ModelCard) -> RunFacts:

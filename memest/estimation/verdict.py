@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from memest.config.setup import MAX_BATCH, Setup
@@ -75,14 +75,18 @@ def verdict_for(
 def _verdict(
     target: TargetGpu, peaks: Peaks, stream: Stream, result: Replay, conf: AllocatorConf
 ) -> tuple[Verdict, str]:
-    """The verdict on what is priced; and why, unless it fits or does not."""
+    """The verdict on what is priced; and why, where the figures do not tell."""
     usable = target.usable_bytes
 
     def survives(process: int) -> bool:
         return _survives(target, peaks, process, stream, conf, result)
 
+    if peaks.engine_fault:
+        return Verdict.DOES_NOT_FIT, peaks.engine_fault
     if peaks.high_bytes <= usable:
         return Verdict.FITS, ""
+    if peaks.engine_low_bytes > usable:
+        return Verdict.DOES_NOT_FIT, "vLLM's share and what the trainer keeps exceed it"
     spare = 0 if peaks.ranges is None else peaks.allocated_bytes - peaks.ranges.allocated.low_bytes
     if not survives(peaks.process_low_bytes - spare):
         return Verdict.DOES_NOT_FIT, ""
@@ -215,13 +219,11 @@ class LargestSizeSearch:
         Args:
             start: where to begin.
         """
-        first = self.at(min(max(start, 1), self._highest)).peaks
-        free_bytes = self._target.usable_bytes - first.process_expected_bytes
         largest = self.largest_running(start)
         if self._run_at(max(largest, 1)).setup.unpriced:
             return largest, 0  # no size surely fits: nothing is to be looked for
-        free_bytes -= first.high_bytes - first.device_bytes
-        return largest, self._last(lambda trial: trial.fits, max(largest, 1), free_bytes)
+        room = self._target.usable_bytes
+        return largest, self._last(lambda t: t.fits, (lambda p: p.high_bytes - room,))
 
     def largest_running(self, start: int) -> int:
         """The largest that runs with the context expected, 0 where not even 1 does.
@@ -229,51 +231,64 @@ class LargestSizeSearch:
         Args:
             start: where to begin.
         """
-        first = self.at(min(max(start, 1), self._highest)).peaks
-        free_bytes = self._target.usable_bytes - first.process_expected_bytes
-        return self._last(lambda trial: trial.runs, start, free_bytes)
+        self.at(min(max(start, 1), self._highest))
+        room = self._target.usable_bytes
 
-    def _last(self, condition: Callable[[SizeTrial], bool], start: int, free_bytes: int) -> int:
+        def reserved(peaks: Peaks) -> int:
+            return peaks.reserved_bytes + peaks.process_expected_bytes - room
+
+        def allocated(peaks: Peaks) -> int:
+            # the allocator gives back what it caches before memory runs out
+            return peaks.allocated_bytes + peaks.process_expected_bytes - room
+
+        return self._last(lambda trial: trial.runs, (reserved, allocated))
+
+    def _last(
+        self, condition: Callable[[SizeTrial], bool], measures: Sequence[Callable[[Peaks], int]]
+    ) -> int:
         """The largest size for which ``condition``, by secants, then by halves.
 
         Memory grows with the size along a line that is almost straight, so the first guesses come
         from two points; the answer only from sizes next to each other that differ in ``condition``.
+
+        Args:
+            condition: holds for small sizes.
+            measures: of peaks, which come to 0 about where it ceases to hold.
         """
-        low, high = 0, self._highest + 1
-        size = min(max(start, 1), self._highest)
+        holds = {size: condition(trial) for size, trial in self.trials.items()}
+        low = max((size for size, held in holds.items() if held), default=0)
+        above = (size for size, held in holds.items() if not held and size > low)
+        high = min(above, default=self._highest + 1)
+        step, first = 1, True
         for attempt in range(_MAX_ATTEMPTS):
-            trial = self.at(size)
-            if condition(trial):
+            if high - low <= 1:
+                return low
+            guesses = [self._guess(measure) for measure in measures] if attempt < _SECANTS else []
+            size = next((guess for guess in guesses if low < guess < high), 0)
+            if not size and guesses and (first or high > self._highest):
+                # a guess outside has done its work: the answer is near that end
+                size = low + step if guesses[-1] <= low else high - step
+                step, first = 2 * step, False
+            if not low < size < high:
+                size = (low + high) // 2 if high <= self._highest else low * 2
+            size = max(min(size, high - 1, self._highest), low + 1)
+            if condition(self.at(size)):
                 low = size
             else:
                 high = size
-            if high - low <= 1:
-                return low
-            guess = self._guess(free_bytes) if attempt < _SECANTS else None
-            if guess is None or not low < guess < high:
-                # a guess outside has done its work: the answer is next to the nearer end
-                if guess is not None and guess <= low:
-                    guess = low + 1 + attempt // 2
-                elif guess is not None:
-                    guess = high - 1 - attempt // 2
-                if guess is None or not low < guess < high:
-                    guess = (low + high) // 2 if high <= self._highest else low * 2
-            size = max(min(guess, high - 1, self._highest), low + 1)
         return low
 
-    def _guess(self, free_bytes: int) -> int | None:
-        """Where the line through the two sizes nearest to the limit meets it."""
-        nearest = sorted(
-            self.trials.values(), key=lambda t: abs(t.peaks.reserved_bytes - free_bytes)
-        )[:2]
-        if len(nearest) < 2:
-            return max(nearest[0].size * free_bytes // max(nearest[0].peaks.reserved_bytes, 1), 1)
-        first, second = nearest
-        rise = second.peaks.reserved_bytes - first.peaks.reserved_bytes
-        if rise == 0:
-            return None
-        steps = (free_bytes - first.peaks.reserved_bytes) * (second.size - first.size) // rise
-        return max(first.size + steps, 1)
+    def _guess(self, measure: Callable[[Peaks], int]) -> int:
+        """Where the line through the two sizes nearest to 0 of a measure meets it."""
+        points = ((trial.size, measure(trial.peaks)) for trial in self.trials.values())
+        nearest = sorted(points, key=lambda point: abs(point[1]))[:2]
+        (first, value), *others = nearest
+        if not others or others[0][1] == value:
+            peaks = self.trials[first].peaks
+            part = max(peaks.reserved_bytes, 1)
+            return max(first * (part - value) // part, 1)
+        second, other_value = others[0]
+        return max(first - value * (second - first) // (other_value - value), 1)
 
 
 def largest_batch(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
+from memest.config.kinds import Method
 from memest.config.parallelism import Distributed, Strategy, check_stages_task
 from memest.config.setup import Setup
 from memest.estimation.pipeline import PipelineRun, StageFamily, StageProgram, parts_of, pipeline_of
@@ -184,23 +185,45 @@ def _with_generation(profiler: Profiler, run: Run, gpu: GpuTraits) -> Run:
         ConfigError: the model cannot generate.
         TraceError: something that a trace cannot follow.
     """
-    setup = run.setup
-    if setup.generation is None:
+    setup = _generating(run.setup)
+    if setup is None or setup.generation is None:
         return run
-    batch = setup.eval_batch or setup.batch
-    generation_setup = replace(setup, batch=batch, padded=False, batching=None, padding_free=False)
-    return replace(run, generation=profiler.generation(generation_setup, gpu))
+    trace = profiler.generation(
+        replace(setup, padded=False, batching=None, padding_free=False), gpu
+    )
+    return replace(run, generation=trace, new_tokens=setup.generation.new_tokens)
+
+
+def _generating(setup: Setup) -> Setup | None:
+    """The setup of the generation alone, its batch and its prompts; None where there is none."""
+    if setup.generation is not None:
+        return replace(setup, batch=setup.eval_batch or setup.batch)
+    if setup.rollouts is None or setup.seq_len is None:
+        return None
+    generation = setup.rollouts.generation_of(setup.seq_len)
+    if generation is None:
+        return None
+    micro_steps = setup.rollouts.steps_per_generation or setup.grad_accum
+    return replace(
+        setup,
+        method=Method.SUPERVISED,
+        rollouts=None,
+        generation=generation,
+        batch=setup.batch * micro_steps,
+        seq_len=setup.seq_len - generation.new_tokens,
+    )
 
 
 def generation_notes(setup: Setup) -> Iterator[str]:
     """What there is to know of the generation."""
-    generation = setup.generation
-    if generation is None:
+    generating = _generating(setup)
+    if generating is None or generating.generation is None:
         return
-    batch = setup.eval_batch or setup.batch
+    generation, batch = generating.generation, generating.batch
     yield (
-        f"generation: {batch} prompts of {setup.seq_len} tokens (dense: padding changes the mask "
-        f"alone), {generation.words}, until the end: sequences that finish early are carried along."
+        f"generation: {batch} prompts of {generating.seq_len} tokens (dense: padding changes the "
+        f"mask alone), {generation.words}, until the end: sequences that finish early are carried "
+        "along."
     )
     if generation.cache == "dynamic":
         yield (

@@ -166,6 +166,7 @@ def structure_of(request: Setup, *, live: bool = False) -> Setup:
         optim="none" if request.optimizer == "none" else "adamw_torch_fused",
         num_steps=2,
         adapter=None if request.adapter is None else request.adapter.unsized,
+        rollouts=None if request.rollouts is None else request.rollouts.as_traced,
         software=request.software if request.quantization or live else updates_apart,
     )
     return replace(structure, **update_fields)
@@ -184,7 +185,7 @@ def key_of(structure: Setup) -> dict[str, Any]:
         name: value
         for name, value in structure.to_dict().items()
         if name not in distributed_names
-        and (name in _ALWAYS_NAMED or value not in (*unset, usual[name]))
+        and (name in _ALWAYS_NAMED or value not in (*unset, usual.get(name)))
     }
     if structure.distributed.in_half:
         out["in_half"] = True

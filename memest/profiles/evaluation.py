@@ -7,6 +7,8 @@ read off the last two traced batches.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator
 from dataclasses import replace
 
 from memest.errors import TraceError
@@ -95,6 +97,9 @@ class _Tail:
         self._growth = {
             new: trace.sizes[new] - trace.sizes[old] for old, new in zip(before, last, strict=True)
         }
+        thinned = array("q", self._thinned(self._spans[-1]))
+        own.events = trace.events + thinned
+        self._thin_span = len(trace.events), len(own.events)
         self._handover = self._match_batches(before, last)
 
     def _match_batches(self, before: list[int], last: list[int]) -> list[tuple[int, int]]:
@@ -130,30 +135,22 @@ class _Tail:
         for number in range(num_traced + 1, batches + 1):
             self._player.bind(self._handover)
             whole = number <= _PLAYED or number == batches
-            self._play_batch(self._spans[-1], number, number - num_traced, whole=whole)
+            span = self._spans[-1] if whole else self._thin_span
+            self._play_batch(span, number, number - num_traced)
 
-    def _play_batch(self, span: Span, number: int, later: int = 0, *, whole: bool = True) -> None:
-        start = len(self._course.events)
-        first, cues = len(self._course.places), len(self._course.cues)
+    def _play_batch(self, span: Span, number: int, later: int = 0) -> None:
+        first = len(self._course.places)
         self._player.play(span, self._step, number)
         for place in self._course.places[first:]:
             size = self._table[place]
             self._sizes.append(size + later * self._growth.get(place, 0))
-        if not whole:
-            self._thin(start, cues)
 
-    def _thin(self, start: int, cues: int) -> None:
-        """Leave out of a batch what repeats: its mark, and births with deaths of constant size."""
-        course = self._course
-        events = course.events[start:]
-        dead = {~v for v in events if v < 0}
-        quiet = {v for v in events if v in dead and not self._growth.get(course.places[v], 0)}
-        del course.events[start:]
-        del course.cues[cues:]
-        course.events.extend(v for v in events if (v if v >= 0 else ~v) not in quiet)
-        while course.mark_positions[-1] >= start:
-            course.mark_positions.pop()
-            course.marks.pop()
+    def _thinned(self, span: Span) -> Iterator[int]:
+        """A batch without what repeats: its mark, workspaces, births with deaths of one size."""
+        events = self._trace.events[slice(*span)]
+        dead = {v >> 2 for v in events if v & 3 == FREE}
+        quiet = {i for i in _allocations(self._trace, span) if i in dead and not self._growth[i]}
+        return (v for v in events if v & 3 in (ALLOC, FREE) and v >> 2 not in quiet)
 
     def append_to(self, stream: Stream) -> Stream:
         """The stream, and the evaluation after it."""

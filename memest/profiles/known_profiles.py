@@ -120,7 +120,7 @@ def each_size_alone(setup: Setup) -> bool:
     Some ask for the GPU besides; else the number of pieces in which a loss works, or how even they
     are, follows from the number of tokens. torchtune's pieces of each sample do neither.
     """
-    if setup.method.of_preferences and _works_in_pieces(setup):
+    if not setup.method.is_supervised and _works_in_pieces(setup):
         return True
     return asks_for_gpu(setup) or bool(
         setup.fused_loss and not setup.fused_loss.startswith("torchtune-chunked")
@@ -128,9 +128,9 @@ def each_size_alone(setup: Setup) -> bool:
 
 
 def _works_in_pieces(setup: Setup) -> bool:
-    """Whether a preference method's loss works tile by tile, or sequence by sequence."""
+    """Whether the loss of a trainer of TRL's works tile by tile, or sequence by sequence."""
     if setup.log_probs is LogProbs.FUSED:
-        return setup.method.has_reference
+        return setup.method.has_reference or setup.method.generates
     return setup.log_probs is LogProbs.LOGITS
 
 

@@ -144,7 +144,7 @@ UNMODELLED_KEYS = {
 }
 """What of a key is not modelled."""
 
-PRICED_METHODS = frozenset(method.value for method in Method if method.of_preferences)
+PRICED_METHODS = frozenset(method.value for method in Method if not method.is_supervised)
 """Ways of training that ``--method`` prices."""
 
 METHODS = {

@@ -12,12 +12,13 @@ __all__ = [
     "COLOURS",
     "CONTEXT",
     "CONTEXT_NCCL",
+    "ENGINE",
     "PART_COLOURS",
     "MemoryPart",
     "parts_of",
 ]
 
-CACHED, CONTEXT = "cached or fragmented", "context and kernels"
+CACHED, CONTEXT, ENGINE = "cached or fragmented", "context and kernels", "vLLM"
 CONTEXT_NCCL = "context and kernels with NCCL"
 """On several GPUs the process holds buffers of communicators too."""
 COLOURS = {
@@ -40,6 +41,7 @@ PART_COLOURS = {
     **{category.value: colour for category, colour in COLOURS.items()},
     CACHED: "#e5e5e5",
     CONTEXT: "#bdbdbd",
+    ENGINE: "#999933",
     CONTEXT_NCCL: "#bdbdbd",
 }
 """One colour a part, by its name."""
@@ -62,8 +64,11 @@ def parts_of(estimate: Estimate) -> tuple[MemoryPart, ...]:
     """Categories alive at the allocated peak, then the way up: together the device peak."""
     peak = estimate.peak
     several = estimate.setup.distributed.num_gpus > 1
+    context = peak.device_bytes - peak.reserved_bytes - peak.engine_bytes
+    engine = [MemoryPart(ENGINE, peak.engine_bytes)] if peak.engine_bytes else []
     return (
         *(MemoryPart(row.category.value, row.bytes) for row in estimate.breakdown),
         MemoryPart(CACHED, peak.reserved_bytes - peak.allocated_bytes),
-        MemoryPart(CONTEXT_NCCL if several else CONTEXT, peak.device_bytes - peak.reserved_bytes),
+        MemoryPart(CONTEXT_NCCL if several else CONTEXT, context),
+        *engine,
     )

@@ -82,18 +82,22 @@ class Peak:
     """Beside the allocator, in managed memory (states of paged optimizers): its pages are on the
     GPU while there is room and move to the host where there is none."""
 
+    engine_bytes: int = 0
+    """Of the device's, what an engine takes that generates on the same GPU."""
+
     @property
     def device_with_managed_bytes(self) -> int:
         """The device peak with all of the managed memory on the GPU."""
         return self.device_bytes + self.managed_bytes
 
     def to_dict(self) -> dict[str, int]:
-        """The three of them."""
-        return {
+        """The three of them; an engine's part where there is one."""
+        values = {
             "allocated_bytes": self.allocated_bytes,
             "reserved_bytes": self.reserved_bytes,
             "device_bytes": self.device_bytes,
         }
+        return values | ({"engine_bytes": self.engine_bytes} if self.engine_bytes else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,6 +125,7 @@ def _peaks(estimate: Estimate, page: Page) -> RenderableType:
     peak = estimate.peak
     cache = format_delta(peak.reserved_bytes - peak.allocated_bytes)
     context = format_delta(peak.device_bytes - peak.reserved_bytes)
+    engine = "vLLM, " if peak.engine_bytes else ""
     rows: tuple[tuple[str, int, str, str], ...] = (
         ("allocated", peak.allocated_bytes, "all tensors at once", "max_memory_allocated"),
         (
@@ -136,7 +137,7 @@ def _peaks(estimate: Estimate, page: Page) -> RenderableType:
         (
             "device",
             peak.device_bytes,
-            f"{context} of {process_words(estimate.setup)}",
+            f"{context} of {engine}{process_words(estimate.setup)}",
             "nvidia-smi",
         ),
     )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from memest.config.compilation import fused_loss_words
 from memest.config.kinds import LogProbs
 from memest.config.parallelism import Distributed, Strategy
+from memest.config.rollouts import Engine, Rollouts
 from memest.config.setup import MAX_BATCH, Dtype, Loop, Precision, Setup
 from memest.events import Phase
 from memest.report.layers import STEP_PHASES
@@ -243,12 +244,26 @@ _TRAINERS = {
 def _method(setup: Setup) -> str:
     """What is trained for, and what stands beside the model."""
     words = f"{setup.method.upper()} by {_TRAINERS[setup.log_probs]}"
-    if not setup.method.has_reference:
-        return words
+    if setup.rollouts is not None:
+        words = f"{words}, {_rollouts(setup.rollouts, setup.seq_len)}"
     if setup.precompute_ref_log_probs:
         return f"{words}, reference computed before"
+    if not setup.has_reference:
+        return words
     adapted = setup.adapter is not None
     return f"{words}, {'reference without the adapters' if adapted else 'with a reference model'}"
+
+
+def _rollouts(rollouts: Rollouts, seq_len: int | None) -> str:
+    """Who writes what is learnt from."""
+    tokens = "" if seq_len is None else f" of {rollouts.completion_of(seq_len):,} tokens"
+    engine = {
+        Engine.MODEL: "the model itself",
+        Engine.VLLM: f"vLLM with {rollouts.engine_share:g} of the GPU",
+        Engine.SERVER: "vLLM elsewhere",
+    }[rollouts.engine]
+    sleeps = ", which sleeps else" if rollouts.engine_sleeps else ""
+    return f"completions{tokens} by {engine}{sleeps}"
 
 
 def _optimizer(setup: Setup) -> str:
@@ -376,7 +391,7 @@ def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
         items.append("Liger kernels")
     if setup.fused_loss:
         items.append(fused_loss_words(setup.fused_loss))
-    if setup.method.of_preferences:
+    if not setup.method.is_supervised:
         items.append(_method(setup))
     if setup.neftune_noise_alpha is not None:
         items.append("NEFTune")

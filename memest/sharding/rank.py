@@ -346,6 +346,7 @@ def update_setup(setup: Setup) -> Setup:
         method=Method.SUPERVISED,
         log_probs=LogProbs.FUSED,
         precompute_ref_log_probs=False,
+        rollouts=None,
         eval_batch=None,
         eval_samples=None,
         eval_accumulation_steps=None,

@@ -96,6 +96,8 @@ def options_of(generation: Generation) -> dict[str, Any]:
         "pad_token_id": 0,
         "eos_token_id": None,
     }
+    if generation.draws:
+        options |= {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     if generation.cache == "static":
         options["cache_implementation"] = "static"
         options["disable_compile"] = True

@@ -11,7 +11,7 @@ import importlib
 import itertools
 import types
 from collections import defaultdict
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from unittest import mock
 
@@ -20,6 +20,7 @@ import torch
 
 from memest.calibration.running.cpu_memory import mark, measure
 from memest.catalog.resolve import ModelSource
+from memest.config.rollouts import Engine, Rollouts
 from memest.config.setup import Setup
 from memest.events import ALLOC, FREE, MARK
 from memest.trace import session
@@ -66,6 +67,13 @@ RUNS = [
     {"method": "simpo"},
     {"method": "reward"},
     {"method": "reward", **LORA, "checkpointing": "full"},
+    {"method": "grpo"},
+    {"method": "grpo", "rollouts": {"completion_len": 31, "kl_beta": 0.04}, "grad_accum": 2},
+    {"method": "grpo", **LORA, "checkpointing": "full", "rollouts": {"kl_beta": 0.04}},
+    {"method": "grpo", "rollouts": {"engine": "vllm"}, "precision": "bf16", "dtype": "float32"},
+    {"method": "grpo", "config": MIXTURE},
+    {"method": "rloo"},
+    {"method": "rloo", **LORA, "config": GPT2},
 ]  # fmt: skip
 _HOMES = {
     "dpo": ("trl.trainer.dpo_trainer", "DPOTrainer"),
@@ -75,6 +83,8 @@ _HOMES = {
     "orpo": ("trl.experimental.orpo.orpo_trainer", "ORPOTrainer"),
     "cpo": ("trl.experimental.cpo.cpo_trainer", "CPOTrainer"),
     "simpo": ("trl.experimental.cpo.cpo_trainer", "CPOTrainer"),
+    "grpo": ("trl.trainer.grpo_trainer", "GRPOTrainer"),
+    "rloo": ("trl.trainer.rloo_trainer", "RLOOTrainer"),
 }
 
 
@@ -87,22 +97,37 @@ def _trainer(setup, ours):
         gather=lambda tensor: tensor,
         gather_for_metrics=lambda tensor: tensor,
         unwrap_model=lambda model: model,
+        reduce=lambda tensor, reduction: tensor,
+        autocast=nullcontext,
+        num_processes=1,
+        is_main_process=False,
     )
     arguments = types.SimpleNamespace(
         gradient_checkpointing_kwargs={"use_reentrant": False},
         center_rewards_coefficient=None,
         device=torch.device("meta"),
+        use_bias_correction_kl=False,
+        delta=None,
+        steps_per_generation=1,
+        report_to=[],
     )
-    parts = parts_for_trl(base_of(ours.trained), "a test") if setup.method.has_reference else None
+    fused = setup.method.has_reference or setup.method.generates
+    parts = parts_for_trl(base_of(ours.trained), "a test") if fused else None
+    rollouts = setup.rollouts or Rollouts()
     trainer = kind.__new__(kind)
     vars(trainer).update(
         model=ours.trained, accelerator=accelerator, args=arguments,
         aux_loss_enabled=parts is not None and has_router_loss(parts), router_aux_loss_coef=0.001,
+        off_policy_mask_threshold=None, top_entropy_quantile=1.0, importance_sampling_level="token",
+        epsilon_low=0.2, epsilon_high=0.2, _entropy_bonus_enabled=False,
+        use_vllm=rollouts.engine is not Engine.MODEL, vllm_importance_sampling_correction=True,
+        current_gradient_accumulation_steps=1,
         ld_alpha=None, precompute_ref_logps=setup.precompute_ref_log_probs,
         f_divergence_type="reverse_kl", loss_types=["ipo" if setup.method == "ipo" else "sigmoid"],
-        loss_weights=[1.0], beta=0.1, use_weighting=False, label_smoothing=0.0, _tp_size=1,
+        loss_weights=[1.0], beta=rollouts.kl_beta if setup.rollouts else 0.1,
+        use_weighting=False, label_smoothing=0.0, _tp_size=1,
         _metrics={"train": defaultdict(list)}, _total_train_tokens=0, calculate_KL=True,
-        loss_type={"kto": "kto", "simpo": "simpo"}.get(setup.method, "sigmoid"),
+        loss_type={"kto": "kto", "simpo": "simpo", "grpo": "dapo"}.get(setup.method, "sigmoid"),
         desirable_weight=1.0, undesirable_weight=1.0, is_encoder_decoder=False, padding_value=0,
         pad_token_id=0, _peft_has_been_casted_to_bf16=False, alpha=0.0, simpo_gamma=0.5,
         cpo_alpha=0.0 if setup.method == "simpo" else 1.0, store_metrics=lambda *_, **__: None,
@@ -130,10 +155,12 @@ def _trl(model, setup):
     ):
         assert ours is not None
         head = importlib.import_module("trl.trainer.utils").add_fused_lm_head
-        if setup.method.has_reference:
+        if setup.method.generates:
+            head(base_of(model), outputs=("log_probs", "entropy"))
+        elif setup.method.has_reference:
             head(base_of(model), outputs=("log_probs", "entropy", "mean_logits", "is_top1"))
-            if ours.reference is not None:
-                head(ours.reference)
+        if ours.reference is not None:
+            head(ours.reference)
         trainer = _trainer(setup, ours)
 
         def loss(model, reference, inputs):
@@ -141,7 +168,12 @@ def _trl(model, setup):
             trainer.ref_model = None if ours.reference is None else reference
             return trainer.compute_loss(_positional(model), inputs)
 
-        yield replace(ours, loss=loss)
+        home = importlib.import_module(_HOMES[setup.method][0])
+        with ExitStack() as stack:
+            for name, found in (("nanmin", torch.Tensor.min), ("nanmax", torch.Tensor.max)):
+                if hasattr(home, name):  # which numbers there are a trace does not know
+                    stack.enter_context(mock.patch.object(home, name, found))
+            yield replace(ours, loss=loss)
 
 
 def _events(options):

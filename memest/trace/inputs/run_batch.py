@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from memest.config.setup import Setup
+from memest.trace.inputs.completions import batch_of_completions
 from memest.trace.inputs.pairs import batch_of_pairs
 from memest.trace.inputs.tensors import TensorPlan
 from memest.trace.legacy.transformers import masks_as_before
@@ -26,7 +27,9 @@ def plan_run_batch(
         model: that reads them.
         setup: the run.
     """
-    if setup.method.of_preferences:
+    if setup.method.generates:
+        return batch_of_completions(plan(setup), setup)
+    if not setup.method.is_supervised:
         return batch_of_pairs(plan, setup)
     plans = drop_attention_mask(plan(setup), setup.distributed)
     if setup.channels_last:

@@ -16,6 +16,7 @@ from memest.config.setup import Setup
 from memest.errors import ConfigError
 from memest.trace.losses.fused_head import fused_head, has_router_loss
 from memest.trace.losses.preference import LossOfPairs, loss_of_pairs
+from memest.trace.losses.rollouts import loss_of_rollouts
 from memest.trace.losses.trl import parts_for_trl
 from memest.trace.model.adapters import base_of, copy_kept_dtypes
 
@@ -63,18 +64,21 @@ def objective_of(model: Any, setup: Setup) -> Iterator[Objective | None]:
         ConfigError: a model that the method's trainer does not take.
     """
     method = setup.method
-    if not method.of_preferences:
+    if method.is_supervised:
         yield None
         return
     base = base_of(model)
-    asks = method.has_reference and not setup.precompute_ref_log_probs
+    asks = setup.has_reference
     reference = _reference_of(base) if asks and base is model else None
     with ExitStack() as stack:
-        stack.enter_context(_without_dropout(model))
-        if method.has_reference and setup.log_probs is LogProbs.FUSED:
+        fused = method.generates or (method.has_reference and setup.log_probs is LogProbs.FUSED)
+        if not method.generates:
+            stack.enter_context(_without_dropout(model))
+        if fused:
             flag = f"--method {method}"
+            reported = ("entropy",) if method.generates else _REPORTED
             forward = fused_head(
-                parts_for_trl(base, flag), _REPORTED, balances_with_gradients_alone=True
+                parts_for_trl(base, flag), reported, balances_with_gradients_alone=True
             )
             stack.enter_context(mock.patch.object(base, "forward", forward))
             if reference is not None:
@@ -89,9 +93,10 @@ def objective_of(model: Any, setup: Setup) -> Iterator[Objective | None]:
                     f"{type(base).__name__}, whose routers have a loss of their own: leave "
                     "--log-probs out, for TRL 1.15 and later."
                 )
-        yield Objective(
-            loss=loss_of_pairs(method, setup.log_probs), trained=model, reference=reference
+        loss = (
+            loss_of_rollouts(method) if method.generates else loss_of_pairs(method, setup.log_probs)
         )
+        yield Objective(loss=loss, trained=model, reference=reference)
 
 
 def _reference_of(model: torch.nn.Module) -> Any:

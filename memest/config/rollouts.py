@@ -1,0 +1,164 @@
+"""Completions that a run writes and learns from: who writes them, how long they are. Torch-free.
+
+Source: TRL 1.16 ``trainer/grpo_config.py``, ``trainer/rloo_config.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from dataclasses import dataclass, replace
+from typing import Any
+
+from memest.config.generation import Generation
+from memest.config.option import legal_values, option, plain_values, settle
+from memest.errors import ConfigError
+
+__all__ = ["Engine", "Rollouts"]
+
+_MAX_TOKENS = 1 << 20
+_MAX_STEPS = 1 << 16
+
+
+class Engine(enum.StrEnum):
+    """Who writes the completions."""
+
+    MODEL = "model"
+    """The trained model, by ``generate`` of transformers."""
+    VLLM = "vllm"
+    """vLLM on the same GPU (``vllm_mode="colocate"``)."""
+    SERVER = "server"
+    """vLLM on other GPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollouts:
+    """How completions come about.
+
+    Attributes:
+        completion_len: tokens of a completion, the end of ``--seq-len``; None for half of it.
+        kl_beta: weight of the divergence from the reference model, which is not there where it
+            is 0; None for the method's own.
+        steps_per_generation: micro-batches whose completions are written at once; None for those
+            of an optimizer step.
+        engine: who writes them.
+        engine_share: of the GPU's memory, what vLLM takes (``gpu_memory_utilization``).
+        engine_sleeps: it gives weights and cache back while the model trains.
+
+    Raises:
+        ConfigError: values that no trainer takes.
+    """
+
+    completion_len: int | None = option(
+        None,
+        "Tokens of a completion, of --seq-len for prompt and completion; left out, half of it.",
+        "--completion-len --max-completion-length TOKENS",
+        between=(1, _MAX_TOKENS),
+    )
+    kl_beta: float | None = option(
+        None,
+        "Weight of the divergence from the reference model, which 0 does without; left out, 0 for "
+        "grpo and 0.05 for rloo.",
+        "--kl-beta BETA",
+    )
+    steps_per_generation: int | None = option(
+        None,
+        "Micro-batches whose completions are generated at once; left out, those of an optimizer "
+        "step.",
+        between=(1, _MAX_STEPS),
+    )
+    engine: Engine = option(
+        Engine.MODEL,
+        f"Who generates: {legal_values(Engine)}. vllm shares the GPU (colocate), server does not.",
+        "NAME",
+    )
+    engine_share: float = option(
+        0.3,
+        "Part of the GPU's memory that vLLM takes for itself.",
+        "--engine-share SHARE vllm_gpu_memory_utilization gpu_memory_utilization",
+    )
+    engine_sleeps: bool = option(
+        False,
+        "vLLM gives its weights and its cache back while the model trains.",
+        "--engine-sleeps vllm_enable_sleep_mode",
+    )
+
+    def __post_init__(self) -> None:
+        settle(self)
+        for flag, value, low, high in (
+            ("--kl-beta", self.kl_beta, 0.0, 1e6),
+            ("--engine-share", self.engine_share, 0.0, 1.0),
+        ):
+            if value is not None and not low <= value <= high:
+                raise ConfigError(
+                    f"{flag} {value:g} is out of range: it must be {low:g} to {high:g}."
+                )
+        if self.engine is not Engine.VLLM and (self.engine_sleeps or self.engine_share != 0.3):
+            flag = "--engine-sleeps" if self.engine_sleeps else "--engine-share"
+            raise ConfigError(
+                f"{flag} says nothing where no engine shares the GPU: add --engine vllm or drop it."
+            )
+        if not self.engine_share:
+            raise ConfigError(
+                "--engine-share 0 leaves vLLM no memory: give it a part, 0.3 as TRL does."
+            )
+
+    @property
+    def as_traced(self) -> Rollouts:
+        """What of it changes a step: neither how much else is written, nor what an engine takes."""
+        return Rollouts(
+            completion_len=self.completion_len,
+            kl_beta=None if self.kl_beta is None else float(self.kl_beta > 0),
+            engine=Engine.MODEL if self.engine is Engine.MODEL else Engine.SERVER,
+        )
+
+    def with_beta(self, beta: float) -> Rollouts:
+        """The same with a method's own weight of the divergence, where none is named."""
+        return self if self.kl_beta is not None else replace(self, kl_beta=beta)
+
+    def completion_of(self, seq_len: int) -> int:
+        """Tokens of a completion, of so many tokens of prompt and completion.
+
+        Raises:
+            ConfigError: they leave no room for a prompt.
+        """
+        tokens = max(1, seq_len // 2) if self.completion_len is None else self.completion_len
+        if tokens >= seq_len:
+            raise ConfigError(
+                f"--completion-len {tokens} leaves no room for a prompt in --seq-len {seq_len}, "
+                f"which counts both: write --seq-len {2 * tokens}, for prompts of {tokens} tokens."
+            )
+        return tokens
+
+    def generation_of(self, seq_len: int) -> Generation | None:
+        """The ``generate`` that writes completions; None where an engine does.
+
+        Args:
+            seq_len: tokens of prompt and completion.
+
+        Raises:
+            ConfigError: as for :meth:`completion_of`.
+        """
+        if self.engine is not Engine.MODEL:
+            return None
+        return Generation(new_tokens=self.completion_of(seq_len), draws=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return plain_values(self)
+
+    @classmethod
+    def of(cls, source: Any) -> Rollouts:
+        """From values by name, as :meth:`to_dict` writes them.
+
+        Raises:
+            ConfigError: something else.
+        """
+        if isinstance(source, cls):
+            return source
+        names = {field.name for field in dataclasses.fields(cls)}
+        if not isinstance(source, dict) or not set(source) <= names:
+            raise ConfigError(
+                f"rollouts {source!r} is not known. Legal: {', '.join(sorted(names))}."
+            )
+        return cls(**source)

@@ -1,0 +1,92 @@
+"""vLLM on the GPU of the trainer that it writes completions for: what it takes there.
+
+A documented rule, not proved here: an engine takes ``gpu_memory_utilization`` of the GPU's memory,
+for its own weights, its activations and a cache that fills the rest; asleep at level 2 it holds
+neither weights nor cache. CUDA graphs come on top of that.
+
+Sources: vLLM ``v1/worker/gpu_worker.py`` (``determine_available_memory``, ``sleep``); TRL 1.16
+``generation/vllm_generation.py`` (wakes the engine to generate, behind ``empty_cache``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memest.config.rollouts import Engine
+from memest.estimation.gpu_target import TargetGpu
+from memest.estimation.run import Run
+from memest.estimation.run_facts import Peaks
+from memest.profiles.stream import Stream
+from memest.units import format_size
+
+__all__ = ["with_engine"]
+
+_WEIGHT_BYTES = 2
+"""Of a number in vLLM, which makes weights of float32 half ones (``dtype="auto"``)."""
+
+
+def with_engine(peaks: Peaks, target: TargetGpu, run: Run, stream: Stream) -> Peaks:
+    """What a run needs of a GPU with the engine that shares it; the same where none does.
+
+    Args:
+        peaks: of the trainer alone.
+        target: the GPU.
+        run: the run.
+        stream: of it, on this GPU.
+    """
+    rollouts = run.setup.rollouts
+    if rollouts is None or rollouts.engine is not Engine.VLLM:
+        return peaks
+    share = int(rollouts.engine_share * target.spec.torch_total_bytes)
+    size = f"{format_size(share)} ({rollouts.engine_share:g} of {target.name})"
+    quantised = run.setup.quantization is not None
+    weights = run.counts[3] if quantised else run.counts[0] * _WEIGHT_BYTES
+    if share <= weights:
+        need = format_size(weights)
+        reason = (
+            f"vLLM's share is {size}, and its own weights take {need}: it needs room for them and "
+            "a cache (--engine-share)"
+        )
+        return replace(peaks, engine_fault=reason, notes=(*peaks.notes, f"{reason}."))
+    rest = f"its weights take {format_size(weights)} of that, activations and cache the rest"
+    graphs = "CUDA graphs come on top and are not counted: a documented rule of vLLM, not measured"
+    if not rollouts.engine_sleeps:
+        note = f"vLLM holds {size} all the time: {rest}; {graphs}."
+        return _beside(peaks, share, note)
+    # what is alive between two steps, when the allocator's cache has been emptied
+    held = _alive_at_end(stream)
+    added = held + share - peaks.reserved_bytes
+    note = (
+        f"vLLM sleeps while the model trains, and takes {size} to generate, beside "
+        f"{format_size(held)} of the trainer's: {rest}; {graphs}."
+    )
+    if added <= 0:
+        return replace(peaks, notes=(*peaks.notes, f"{note} The peak is that of training."))
+    awake = _beside(peaks, added, f"{note} The device peak is that of generation.")
+    return replace(
+        awake,
+        process_low_bytes=peaks.process_low_bytes,
+        process_expected_bytes=peaks.process_expected_bytes,
+        engine_low_bytes=held + share + peaks.process_low_bytes,
+    )
+
+
+def _beside(peaks: Peaks, nbytes: int, note: str) -> Peaks:
+    """Peaks with something that lies on the device besides, while the peak is reached."""
+    return replace(
+        peaks,
+        device_bytes=peaks.device_bytes + nbytes,
+        low_bytes=peaks.low_bytes + nbytes,
+        high_bytes=peaks.high_bytes + nbytes,
+        process_low_bytes=peaks.process_low_bytes + nbytes,
+        process_expected_bytes=peaks.process_expected_bytes + nbytes,
+        engine_bytes=nbytes,
+        notes=(*peaks.notes, note),
+    )
+
+
+def _alive_at_end(stream: Stream) -> int:
+    """Bytes that are allocated when a stream ends."""
+    return sum(
+        stream.sizes[event] if event >= 0 else -stream.sizes[~event] for event in stream.events
+    )

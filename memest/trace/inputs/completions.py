@@ -1,0 +1,60 @@
+"""Batches of prompts with completions that the model wrote, as TRL keeps them between updates.
+
+All prompts are as long as each other, and all completions: an upper bound, as TRL pads them.
+
+Source: TRL 1.16 ``_generate_and_score_completions`` of ``trainer/grpo_trainer.py`` and
+``trainer/rloo_trainer.py``.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from memest.config.kinds import Method
+from memest.config.rollouts import Engine
+from memest.config.setup import Setup
+from memest.trace.inputs.tensors import WORD, TensorPlan
+
+__all__ = ["COMPLETIONS_NOTE", "batch_of_completions"]
+
+COMPLETIONS_NOTE = (
+    "prompts are as long as each other, and so are completions: an upper bound; what scores them "
+    "before the step (old and reference log-probabilities) takes less than the step, and a reward "
+    "model on the GPU is not counted"
+)
+
+
+def batch_of_completions(sequences: tuple[TensorPlan, ...], setup: Setup) -> tuple[TensorPlan, ...]:
+    """The tensors of one micro-batch.
+
+    Args:
+        sequences: what the model reads of a plain batch of the same sizes.
+        setup: counts completions; its length is that of prompt and completion.
+
+    Raises:
+        ConfigError: completions leave no room for a prompt.
+    """
+    assert setup.rollouts is not None
+    tokens = next(tensor for tensor in sequences if tensor.name == "input_ids")
+    batch, seq_len = tokens.shape
+    length = setup.rollouts.completion_of(seq_len)
+    out = [
+        TensorPlan(name=f"{part}_{name}", shape=(batch, count), fill=fill)
+        for part, count in (("prompt", seq_len - length), ("completion", length))
+        for name, fill in (("ids", WORD), ("mask", 1))
+    ]
+    numbers = {"advantages": (batch,)}
+    if setup.method is Method.RLOO:
+        numbers["old_logps"] = (batch,)
+    else:
+        out.append(TensorPlan(name="num_items_in_batch", shape=(), fill=1))
+        if setup.rollouts.engine is not Engine.MODEL:
+            numbers["old_per_token_logps"] = (batch, length)
+            numbers["importance_sampling_ratio"] = (batch, 1)
+            numbers["sampling_per_token_logps"] = (batch, length)
+        if setup.has_reference:
+            numbers["ref_per_token_logps"] = (batch, length)
+    out += [
+        TensorPlan(name=name, shape=shape, dtype=torch.float32) for name, shape in numbers.items()
+    ]
+    return tuple(out)
