@@ -67,7 +67,7 @@ h1.mm-title {font-size:1.7rem; font-weight:750; padding:0; margin:0; line-height
 .st-key-question > :has(.mm-trust) {flex:1 1 20rem; order:1}
 .st-key-question > .st-key-preset {order:2}
 .st-key-menu {position:fixed; top:.2rem; left:1rem; width:calc(100% - 5rem); height:3.75rem;
-  align-items:center; z-index:999991; overflow-x:auto; scrollbar-width:none}
+  justify-content:center; z-index:999991; overflow-x:auto; scrollbar-width:none}
 [data-testid=stLayoutWrapper]:has(> .st-key-menu) {position:absolute}
 .st-key-changes .stButton button {min-height:2.1rem}
 @media (max-width: 640px) {.stMainBlockContainer {padding:4rem 1rem 2rem}

@@ -391,3 +391,34 @@ def test_the_picture_and_the_parts_are_taken_along(
         download.value.save_as(target)
         assert target.read_bytes().startswith(start)
     page.close()
+
+
+def test_the_links_to_the_pages_are_a_landmark_that_says_which_is_open(
+    explorer: str, browser: Any
+) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 720})
+    page.goto(f"{explorer}/?model=bert-large-uncased&gpu=t4")
+    verdict_is(page, "Fits")
+    menu = page.get_by_role("navigation", name="Pages")
+    links = {
+        title: menu.get_by_role("link", name=title, exact=True) for title, *_ in PAGES.values()
+    }
+    for link in links.values():
+        link.wait_for(timeout=PATIENCE_MS)
+    assert menu.get_by_role("link").count() == len(links)
+
+    def is_current(title: str) -> None:
+        menu.locator("[aria-current=page]").filter(has_text=title).wait_for(timeout=PATIENCE_MS)
+        assert menu.locator("[aria-current]").count() == 1
+
+    is_current("Will it fit?")
+    links["Compare"].focus()
+    page.keyboard.press("Enter")
+    is_current("Compare")
+    assert page.url.startswith(f"{explorer}/compare?")
+    url_has(page, "gpu=t4")
+    page.go_back()
+    is_current("Will it fit?")
+    # as a tab of its own, too
+    assert links["Fit map"].evaluate("link => link.href") == f"{explorer}/fit-map"
+    page.close()
