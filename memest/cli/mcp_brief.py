@@ -21,7 +21,7 @@ _LONG = frozenset(
 _ALWAYS = frozenset("batch seq_len precision optim num_gpus".split())
 """Of a setup, besides what is no default."""
 _MOST_PARTS = 5
-_NOTHING = (None, "", [], {})
+_NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 
 def brief(document: Mapping[str, Any]) -> dict[str, Any]:
