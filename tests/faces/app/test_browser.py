@@ -246,6 +246,22 @@ def test_no_page_is_wider_than_a_phone(explorer: str, browser: Any, path: str, t
     page.close()
 
 
+@pytest.mark.parametrize("width", [700, 900, 1100, 1280])
+def test_no_input_is_cut_off_on_a_small_screen(explorer: str, browser: Any, width: int) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 720})
+    page.goto(f"{explorer}/?model=bert-large-uncased&gpu=rtx-4090")
+    verdict_is(page, "Fits")
+    page.get_by_label("Length", exact=True).wait_for(timeout=PATIENCE_MS)
+    is_drawn(page)
+    cut_off = page.evaluate(
+        "() => [...document.querySelectorAll('.st-key-question, .st-key-tuning')]"
+        ".flatMap(row => [...row.querySelectorAll('.stColumn, .stButtonGroup')])"
+        ".filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.innerText)"
+    )
+    assert cut_off == []
+    page.close()
+
+
 SERIOUS = ("serious", "critical")
 STATES = (
     "?gpu=t4&batch=64&tab=Timeline",
