@@ -27,7 +27,9 @@ __all__ = ["AXES", "ask", "note_axis"]
 
 AXES = ("seq_len", "image_size", "audio_seconds")
 """What may be the length of a model's samples."""
-_TUNING = ("precision", "checkpointing", "optim", "grad_accum", "num_gpus")
+_TUNING = ("method", "precision", "checkpointing", "optim", "grad_accum", "num_gpus")
+_KEYS = {"method": "trained_for"}
+"""Of inputs, where the option's name is another one's: adapters are chosen as a method, too."""
 _IN_SIGHT = ("gpu", "batch", *_TUNING)
 """Options with an input of their own, beside the length; every other one is a chip once set."""
 _HIDDEN = (
@@ -186,10 +188,10 @@ def note_axis(question: ExplorerQuestion, axis: str) -> None:
 
 
 def _tuning() -> None:
-    columns = st.columns([1.9, 1.6, 2.4, 1.2, 1.2, 1.6])
+    columns = st.columns([1.45, 1.75, 1.5, 2, 1.2, 1.2, 1.55])
     for column, name in zip(columns, _TUNING, strict=False):
         with column:
-            option_widget(name)
+            option_widget(name, key=_KEYS.get(name))
     with columns[-1].popover(
         "All options", icon=":material/tune:", width="stretch", key="all_options"
     ):

@@ -165,6 +165,7 @@ def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
             "GiB": part.bytes / GIB,
             "size": format_size(part.bytes),
             "allocated": format_size(row.allocated_bytes),
+            "reached by": row.made_by,
         }
         for row in rows
         for place, part in enumerate(row.breakdown)
@@ -213,6 +214,7 @@ def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
                 alt.Tooltip("part:N"),
                 alt.Tooltip("size:N"),
                 alt.Tooltip("allocated:N"),
+                alt.Tooltip("reached by:N"),
             ],
         )
     )
@@ -235,12 +237,15 @@ def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
             "phase": row.label,
             "GiB": row.allocated_bytes / GIB,
             "peak": f"peak {format_size(row.allocated_bytes)}",
+            "reached by": row.made_by,
         }
         for row in rows
         if row.is_peak
     ]
     mark = alt.Chart(alt.Data(values=peaks)).encode(
-        x=x, y=alt.Y("GiB:Q"), tooltip=[alt.Tooltip("peak:N"), alt.Tooltip("phase:N")]
+        x=x,
+        y=alt.Y("GiB:Q"),
+        tooltip=[alt.Tooltip("peak:N"), alt.Tooltip("phase:N"), alt.Tooltip("reached by:N")],
     )
     chart = alt.layer(
         bars,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from memest.config.option import Option
 
-__all__ = ["label_of", "value_words"]
+__all__ = ["choice_words", "label_of", "value_words"]
 
 _LABELS = {
+    "method": "Trained for",
     "batch": "Batch",
     "seq_len": "Length",
     "target_len": "Length of targets",
@@ -44,6 +45,17 @@ _LABELS = {
     "use_cache": "Cache of keys and values",
 }
 """Where the flag alone says too little."""
+_CHOICES = {
+    "supervised": "Supervised",
+    "dpo": "DPO",
+    "ipo": "IPO",
+    "kto": "KTO",
+    "orpo": "ORPO",
+    "cpo": "CPO",
+    "simpo": "SimPO",
+    "reward": "Reward",
+}
+"""What is trained for, as people write it."""
 _WORDS = {
     "lora": "LoRA",
     "dora": "DoRA",
@@ -74,6 +86,11 @@ def label_of(option: Option) -> str:
         flag = option.flags[0].removeprefix("--").replace("-", " ")
         label = " ".join(_WORDS.get(word, word) for word in flag.split())
     return label[0].upper() + label[1:]
+
+
+def choice_words(value: str) -> str:
+    """What stands in a list for a value of an option."""
+    return _CHOICES.get(value, value)
 
 
 def value_words(value: object) -> str:

@@ -22,20 +22,23 @@ from memest.config.spelling import option_texts, read_scenario
 from memest.errors import ConfigError, MemestError, not_legal
 
 __all__ = [
-    "ask_on_first_page",
+    "FIRST_PAGE",
     "asked",
     "change",
     "draw_problems",
-    "leaves",
+    "go",
     "link_of",
     "linked",
     "open_link",
+    "page_to_open",
     "page_value",
     "read_question",
     "set_page_value",
     "write_link",
 ]
 
+FIRST_PAGE = "what-if"
+"""The path of the page that answers the question."""
 NO_GPU = "none"
 PAGE_INPUTS = frozenset(
     """all_steps any_precision batches by calibration_profile campaign clips do effective_batch
@@ -45,9 +48,9 @@ PAGE_INPUTS = frozenset(
 _OF_OTHERS = ("utm_", "embed")
 """How parameters begin that Streamlit reads, or that other sites add to links."""
 _CONFIG = "config"
-_QUESTION, _PROBLEMS, _PLACE, _WRITTEN, _VALUES, _DEFAULTS, _TAKEN, _PAGE, _LEAVE = (
+_QUESTION, _PROBLEMS, _PLACE, _WRITTEN, _VALUES, _DEFAULTS, _TAKEN, _PAGE, _GO = (
     f"link {name}"
-    for name in "question problems place written values defaults taken page leave".split()
+    for name in "question problems place written values defaults taken page go".split()
 )
 """What the state of a session keeps here; no widget has such a key."""
 
@@ -69,15 +72,19 @@ def change(question: ExplorerQuestion) -> None:
     st.session_state[_PROBLEMS] = ()
 
 
-def ask_on_first_page(question: ExplorerQuestion) -> None:
-    """Ask another question, on the page that answers it."""
-    change(question)
-    st.session_state[_LEAVE] = True
+def go(page: str) -> None:
+    """Open another page in the next run.
+
+    Args:
+        page: its path.
+    """
+    st.session_state[_GO] = page
 
 
-def leaves() -> bool:
-    """Whether the first page is to be opened, once."""
-    return bool(st.session_state.pop(_LEAVE, False))
+def page_to_open() -> str:
+    """The path of the page that is to be opened, once; empty where this one stays."""
+    path: str = st.session_state.pop(_GO, "")
+    return path
 
 
 def draw_problems() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 # Altair and Streamlit ask whether these two are loaded, and work with what is there: half a module,
 # where the thread that looks for an answer is just importing it
@@ -13,7 +13,16 @@ import streamlit as st
 from memest.app.asking import ask
 from memest.app.charts import disable_validation
 from memest.app.hero import STYLE
-from memest.app.link import asked, draw_problems, leaves, open_link, write_link
+from memest.app.link import (
+    FIRST_PAGE,
+    asked,
+    draw_problems,
+    go,
+    open_link,
+    page_to_open,
+    write_link,
+)
+from memest.app.menu import menu
 from memest.app.question import ExplorerQuestion
 from memest.app.theme import ICON, PAGE_STYLE
 from memest.app.views import (
@@ -30,22 +39,21 @@ __all__ = ["PAGES", "run"]
 
 View = Callable[[ExplorerQuestion], None]
 
-FIRST = "what-if"
 PAGES: dict[str, tuple[str, str, View]] = {
-    FIRST: ("Will it fit?", ":material/memory:", what_if.show),
-    "fit-map": ("Fit map", ":material/grid_on:", fit_map.show),
-    "compare": ("Compare", ":material/compare_arrows:", compare.show),
-    "advise": ("Advise", ":material/lightbulb:", advise.show),
-    "calibration": ("Calibration", ":material/straighten:", calibration.show),
-    "accuracy": ("Accuracy", ":material/target:", accuracy.show),
-    "how-it-works": ("How it works", ":material/school:", how_it_works.show),
+    FIRST_PAGE: ("Will it fit?", "memory", what_if.show),
+    "fit-map": ("Fit map", "grid_on", fit_map.show),
+    "compare": ("Compare", "compare_arrows", compare.show),
+    "advise": ("Advise", "lightbulb", advise.show),
+    "calibration": ("Calibration", "straighten", calibration.show),
+    "accuracy": ("Accuracy", "target", accuracy.show),
+    "how-it-works": ("How it works", "school", how_it_works.show),
 }
-"""Title, icon and content of each page, by its path in the URL."""
+"""Title, Material icon and content of each page, by its path in the URL."""
 _ASKS_NOTHING = ("accuracy",)
 """Pages that are about no question."""
 
 
-def run(default: str = FIRST) -> None:
+def run(default: str = FIRST_PAGE) -> None:
     """Draw the page that the browser asks for.
 
     Args:
@@ -58,25 +66,28 @@ def run(default: str = FIRST) -> None:
     def page(view: View) -> Callable[[], None]:
         return lambda: view(asked())
 
-    pages = [
-        st.Page(page(view), title=title, icon=icon, url_path=path, default=path == default)
+    pages = {
+        path: st.Page(
+            page(view),
+            title=title,
+            icon=f":material/{icon}:",
+            url_path=path,
+            default=path == default,
+        )
         for path, (title, icon, view) in PAGES.items()
-    ]
-    current_page = st.navigation(pages, position="hidden")
+    }
+    current_page = st.navigation(list(pages.values()), position="hidden")
     path = current_page.url_path or default
-    if leaves() and path != FIRST:
-        st.switch_page(pages[0])
+    if (to_open := page_to_open()) not in ("", path):
+        # with the URL as it is: without, Back would lead to pages that nobody saw
+        params = {name: st.query_params.get_all(name) for name in st.query_params}
+        st.switch_page(pages[to_open], query_params=params)
     open_link(path)
     if path not in _ASKS_NOTHING:
-        ask(with_presets=path == FIRST)
-    _menu(pages)
+        ask(with_presets=path == FIRST_PAGE)
+    # after the question, that Tab comes to that first; seen on top
+    with st.container(key="menu"):
+        menu({path: words[:2] for path, words in PAGES.items()}, path, default, go)
     draw_problems()
     write_link()
     current_page.run()
-
-
-def _menu(pages: Sequence[st.Page]) -> None:
-    """Links to the pages: drawn after the question, that Tab comes to that first; seen on top."""
-    with st.container(horizontal=True, wrap=False, gap="xxsmall", key="menu"):
-        for page in pages:
-            st.page_link(page)

@@ -67,11 +67,15 @@ h1.mm-title {font-size:1.7rem; font-weight:750; padding:0; margin:0; line-height
 .st-key-question > :has(.mm-trust) {flex:1 1 20rem; order:1}
 .st-key-question > .st-key-preset {order:2}
 .st-key-menu {position:fixed; top:.2rem; left:1rem; width:calc(100% - 5rem); height:3.75rem;
-  align-items:center; z-index:999991; overflow-x:auto; scrollbar-width:none}
+  justify-content:center; z-index:999991; overflow-x:auto; scrollbar-width:none}
 [data-testid=stLayoutWrapper]:has(> .st-key-menu) {position:absolute}
 .st-key-changes .stButton button {min-height:2.1rem}
+@media (max-width: 1150px) {
+  .st-key-question .stHorizontalBlock, .st-key-tuning .stHorizontalBlock {flex-wrap:wrap}
+  .st-key-question .stColumn {min-width:14rem} .st-key-tuning .stColumn {min-width:11.5rem}
+  .st-key-sizes .stColumn {min-width:40%}}
 @media (max-width: 640px) {.stMainBlockContainer {padding:4rem 1rem 2rem}
-  .st-key-all_options {margin-top:0} .st-key-sizes .stColumn {min-width:40%}
+  .st-key-all_options {margin-top:0}
   [data-testid=stLayoutWrapper]:has(> .st-key-tuning) {order:1}
   [data-testid=stLayoutWrapper]:has(> .st-key-behind) {order:2}}
 """

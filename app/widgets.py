@@ -9,7 +9,7 @@ from typing import Any
 
 import streamlit as st
 
-from memest.app.labels import label_of
+from memest.app.labels import choice_words, label_of
 from memest.app.link import asked, change
 from memest.app.question import default_of
 from memest.app.uploads import calibration_files
@@ -114,7 +114,13 @@ def _choice(
         return
     own = () if current is None or current in choices else (current,)
     open_list = name == "checkpointing"
-    st.selectbox(options=(*choices, *own), index=None, accept_new_options=open_list, **common)
+    st.selectbox(
+        options=(*choices, *own),
+        index=None,
+        accept_new_options=open_list,
+        format_func=choice_words,
+        **common,
+    )
 
 
 def _take(name: str, key: str) -> None:

@@ -10,7 +10,15 @@ import streamlit as st
 
 from memest.app import answers
 from memest.app.asking import AXES
-from memest.app.link import ask_on_first_page, asked, linked, page_value, set_page_value
+from memest.app.link import (
+    FIRST_PAGE,
+    asked,
+    change,
+    go,
+    linked,
+    page_value,
+    set_page_value,
+)
 from memest.app.map_chart import CELL, map_chart
 from memest.app.question import ExplorerQuestion
 from memest.app.widgets import download, gpu_label
@@ -173,7 +181,8 @@ def _ask_cell(key: str, gpu: str, axis: str) -> None:
     }
     if gpu:
         changes["gpu"] = (gpu, *(other for other in asked().gpus if other != gpu))
-    ask_on_first_page(asked().with_options(**changes))
+    change(asked().with_options(**changes))
+    go(FIRST_PAGE)
 
 
 def _notes(sweep: Sweep) -> None:

@@ -119,7 +119,8 @@ def timeline_tab(answer: Estimate) -> None:
         st.caption("As replayed, before the calibration corrects the peaks.")
     st.caption(
         "Step.micro-step and phase. Bars: what is alive when the most is allocated in that phase, "
-        "by category; line: what the allocator has reserved."
+        "by category; line: what the allocator has reserved. A bar tells which operator of which "
+        "module its highest moment was reached by."
     )
     with st.expander("The same as a table"):
         st.dataframe(
@@ -129,6 +130,7 @@ def timeline_tab(answer: Estimate) -> None:
                     "allocated": format_size(row.allocated_bytes),
                     "reserved": format_size(row.reserved_bytes),
                     "": "peak" if row.is_peak else "",
+                    "reached by": row.made_by,
                 }
                 for row in rows
             ],

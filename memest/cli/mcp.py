@@ -1,7 +1,7 @@
 """``memest mcp``: the commands as tools of the Model Context Protocol, on stdin and stdout.
 
 A tool is a command: its options are checked by the same table, its results are the documents of
-``--json``, and its errors are the command's paragraphs.
+``--json``, in brief unless all is asked for, and its errors are the command's paragraphs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from memest.cli.explain_oom import explain_oom
 from memest.cli.failures import error_document, explain
 from memest.cli.flags import debuggable, switch
 from memest.cli.max_batch import max_batch
+from memest.cli.mcp_brief import brief
 from memest.config.option import Kind, Option
 from memest.config.option_table import OPTIONS
 from memest.config.options import find_option, read_bool
@@ -90,6 +91,7 @@ class Tool:
             if name in parameters
         }
         properties["options"] = {**_OBJECT, "description": _OPTIONS_HELP}
+        properties["detail"] = {**_TEXT, "enum": list(_DETAILS), "description": _DETAIL_HELP}
         return {
             "type": "object",
             "properties": properties,
@@ -111,6 +113,11 @@ _OPTIONS_HELP = (
     "adamw_bnb_8bit, checkpointing: full, lora_r: 16, num_gpus: 8, fsdp: full_shard}: those of "
     "`memest estimate --help`, of which the names are those of Hugging Face's TrainingArguments. A "
     "name or value that cannot be is refused."
+)
+_DETAILS = ("brief", "full")
+_DETAIL_HELP = (
+    "brief (default): the answer, without layers, timeline and what is a default; full: all that "
+    "the command prints with --json, 45 kB and more for an estimate."
 )
 _MODEL = "Name the model, a configuration file or a launch command."
 
@@ -186,8 +193,13 @@ def answer(name: str, arguments: Mapping[str, Any]) -> Kept:
     """
     tool = _BY_NAME[name]
     values, off = _parameters(tool, arguments)
+    detail = values.pop("detail", _DETAILS[0])
+    if detail not in _DETAILS:
+        raise not_legal(f"detail {detail!r}", detail, _DETAILS)
     kept = Kept()
     tool.command(**values, switched_off=off, output=kept)
+    if detail == _DETAILS[0]:
+        kept.documents[:] = map(brief, kept.documents)
     return kept
 
 
@@ -274,7 +286,8 @@ def _instructions() -> str:
     names = ", ".join(option.name for option in OPTIONS)
     return (
         "memest predicts the GPU memory of PyTorch training runs. Files are looked for in "
-        f"{os.getcwd()}. Sizes in results are bytes. Names under options: {names}."  # noqa: PTH109
+        f"{os.getcwd()}. Sizes in results are bytes; detail full tells all. "  # noqa: PTH109
+        f"Names under options: {names}."
     )
 
 

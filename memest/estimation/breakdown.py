@@ -102,7 +102,7 @@ def _mark_at(stream: Stream, index: int) -> Mark:
 
 
 def timeline(stream: Stream, replay: Replay) -> tuple[TimePoint, ...]:
-    """The highest allocated and reserved bytes within every phase, and what was alive then.
+    """The highest allocated and reserved bytes within every phase; what was alive, and came, then.
 
     Needs a replay with curves.
     """
@@ -119,8 +119,11 @@ def timeline(stream: Stream, replay: Replay) -> tuple[TimePoint, ...]:
         if not window:
             continue
         most = max(window)
-        phases.append((mark, most, max(reserved[first : max(stop, first + 1)])))
-        highest.append(first + window.index(most))
+        index = first + window.index(most)
+        # before the phase's own events: the most is what it began with, and no operator made it
+        made_by = moment_at(stream, index) if index >= start else None
+        phases.append((mark, most, max(reserved[first : max(stop, first + 1)]), made_by))
+        highest.append(index)
     return tuple(
         TimePoint(
             step=mark.step,
@@ -129,8 +132,10 @@ def timeline(stream: Stream, replay: Replay) -> tuple[TimePoint, ...]:
             allocated_bytes=most,
             reserved_bytes=most_reserved,
             breakdown=rows,
+            module=made_by.module if made_by else "",
+            op=made_by.op if made_by else "",
         )
-        for (mark, most, most_reserved), rows in zip(
+        for (mark, most, most_reserved, made_by), rows in zip(
             phases, _rows_at(stream, replay, highest), strict=True
         )
     )

@@ -12,10 +12,11 @@ from memest.config.inputs import module_inputs_of
 from memest.config.options import argument, merge_options
 from memest.config.setup import Setup
 from memest.errors import MissingDependencyError, UnfitGpuError
+from memest.estimation.assumption import Usual
 from memest.estimation.breakdown import alive_at_peak, breakdown, layers, moment, timeline
 from memest.estimation.gpu_target import Place, TargetGpu, common_target_gpus, target_gpus
 from memest.estimation.kernel_notes import about_run
-from memest.estimation.left_open import Alternatives, is_usual, left_open
+from memest.estimation.left_open import Alternatives, left_open
 from memest.estimation.notes import assumptions_of, notes_of
 from memest.estimation.peaks import calibration_facts, corrected_rows, peaks_of
 from memest.estimation.pipeline import PipelineRun
@@ -239,7 +240,7 @@ def answer(
             *(each.spec.match_note for each in named_gpus[1:] if each.spec.match_note),
         ),
         assumptions=assumptions,
-        usual=tuple(text for text in assumptions if is_usual(text, facts.class_name)),
+        usual=tuple(text for text in assumptions if isinstance(text, Usual)),
     )
     if not alternatives or isinstance(run, PipelineRun) or setup.torch_compile:
         return whole

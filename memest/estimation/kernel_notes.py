@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from memest.config.kinds import SDPA
 from memest.config.parallelism import Strategy
 from memest.config.setup import Dtype, Precision, Setup
+from memest.estimation.assumption import Usual
 from memest.estimation.gpu_target import TargetGpu
 from memest.estimation.run import Run
 from memest.sharding.fsdp_units import stored_dtype
@@ -23,6 +24,8 @@ __all__ = ["about_run", "bf16_notes"]
 
 _ATTENTION = "attention: "
 _WEIGHTS = " weights"
+_SLOWEST = "math"
+"""The kernel that keeps all scores."""
 
 
 def about_run(about: Iterable[str], run: Run) -> Iterator[str]:
@@ -34,14 +37,17 @@ def about_run(about: Iterable[str], run: Run) -> Iterator[str]:
     """
     for line in about:
         if line == f"{_ATTENTION}sdpa":
-            yield "; ".join([line, *_kernels(run)])
+            reasons = _kernels(run)
+            words = "; ".join([line, *map(_kernel_words, reasons.items())])
+            is_best = _SLOWEST not in reasons and not any(reasons.values())
+            yield Usual(words) if is_best else words
         elif line.endswith(_WEIGHTS) and run.setup.computes_in_half:
-            yield f"{line.partition(' with ')[0]} with {_held_weights(run)}"
+            yield Usual(f"{line.partition(' with ')[0]} with {_held_weights(run)}")
         else:
             yield line
 
 
-def _kernels(run: Run) -> Iterator[str]:
+def _kernels(run: Run) -> dict[str, dict[str, None]]:
     """The kernels behind ``sdpa``, each with what kept PyTorch from those it prefers."""
     family, setup = run.program.micro_steps, run.setup
     choices = family.choices_at(family.numbers_at(run.point))
@@ -49,8 +55,13 @@ def _kernels(run: Run) -> Iterator[str]:
     for call, kernel in choices:
         refused = refusals(call, run.gpu, setup.sdpa_backend)
         reasons.setdefault(kernel, {}).update(dict.fromkeys(refused))
-    for kernel, whys in reasons.items():
-        yield f"{kernel} kernel" + (f" ({', '.join(whys)})" if whys else "")
+    return reasons
+
+
+def _kernel_words(kernel: tuple[str, Iterable[str]]) -> str:
+    name, whys = kernel
+    listed = ", ".join(whys)
+    return f"{name} kernel" + (f" ({listed})" if listed else "")
 
 
 def _held_weights(run: Run) -> str:

@@ -16,12 +16,11 @@ from memest.errors import MemestError
 from memest.estimation.gpu_target import TargetGpus
 from memest.report.result import Estimate, GpuFit, OpenChoice
 
-__all__ = ["Alternatives", "gpu_words", "is_usual", "left_open"]
+__all__ = ["Alternatives", "gpu_words", "left_open"]
 
 _HALF_BYTES = 2
 _MATTERS = 0.01
 """Of the device peak: what changes less is not told."""
-_USUAL = ("loop: ", "traced with ")
 _SMALL_STATES = "adamw_bnb_8bit"
 
 
@@ -60,13 +59,6 @@ def gpu_words(targets: TargetGpus) -> str:
     if targets.named_gpus and main.name == main.spec.name:
         return ""
     return f"kernels and workspaces as on {main.spec.name} (name a GPU with --gpu)"
-
-
-def is_usual(assumption: str, class_name: str) -> bool:
-    """Whether an assumption is that of every run alike: class, loop, kernels without a reason."""
-    if assumption.startswith("attention: "):
-        return "(" not in assumption and "math" not in assumption
-    return assumption.startswith((*_USUAL, f"{class_name} with "))
 
 
 def left_open(estimate: Estimate, targets: TargetGpus, others: Alternatives) -> Estimate:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from memest.config.idle_options import idle_options
 from memest.config.installed import unverified_note
 from memest.config.setup import Setup
+from memest.estimation.assumption import Usual
 from memest.estimation.gpu_target import TargetGpu, TargetGpus
 from memest.estimation.kernel_notes import bf16_notes
 from memest.estimation.left_open import gpu_words
@@ -66,8 +67,10 @@ def assumptions_of(notes: Sequence[str], setup: Setup, targets: TargetGpus) -> l
     if words := gpu_words(targets):
         sentences.append(words)
     sentences.append(
-        f"loop: {setup.loop}, optimizer {setup.optimizer}, {setup.num_steps} steps simulated, "
-        f"torch {targets.torch[0]}.{targets.torch[1]}"
+        Usual(
+            f"loop: {setup.loop}, optimizer {setup.optimizer}, {setup.num_steps} steps simulated, "
+            f"torch {targets.torch[0]}.{targets.torch[1]}"
+        )
     )
     return sentences
 

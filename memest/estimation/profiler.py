@@ -19,6 +19,7 @@ from memest.config.options import HARMLESS_ARGUMENTS, find_option
 from memest.config.parallelism import ONE_GPU
 from memest.config.setup import SdpaBackend, Setup, Task
 from memest.errors import MemestError, MissingDependencyError
+from memest.estimation.assumption import Usual
 from memest.estimation.optimizer_traces import OptimizerTraces
 from memest.estimation.question import Question
 from memest.estimation.replay_cache import ReplayCache
@@ -195,9 +196,15 @@ class Profiler:
         source_notes = source.notes if source is not None else ()
         releases = [f"{name} {number}" for name, number in shipped_releases(profile.key).items()]
         shipping_notes = (
-            (f"traced with {', '.join(releases)}, when memest was made",) if releases else ()
+            (Usual(f"traced with {', '.join(releases)}, when memest was made"),) if releases else ()
         )
-        return (*card.about, *answer.notes, *card.remarks, *source_notes, *shipping_notes)
+        return (
+            *map(Usual, card.about),
+            *answer.notes,
+            *card.remarks,
+            *source_notes,
+            *shipping_notes,
+        )
 
     def limit(self, request: Setup, axis: str) -> int | None:
         """The greatest length that the model takes.

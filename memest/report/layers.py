@@ -237,6 +237,16 @@ class PhaseRow:
     is_peak: bool
     breakdown: tuple[Row, ...] = ()
     """What was alive when the most was allocated."""
+    module: str = ""
+    op: str = ""
+    """What allocated last before that; empty where the phase began with it."""
+
+    @property
+    def made_by(self) -> str:
+        """Module and operator that made the highest moment, in words."""
+        if not self.op:
+            return "what was there before"
+        return f"{self.op} of {self.module}" if self.module else self.op
 
     @property
     def label(self) -> str:
@@ -282,6 +292,8 @@ def _row(point: TimePoint, peak_at: PeakMoment) -> PhaseRow:
         reserved_bytes=point.reserved_bytes,
         is_peak=key == (peak_at.step, peak_at.micro_step, peak_at.phase),
         breakdown=point.breakdown,
+        module=point.module,
+        op=point.op,
     )
 
 

@@ -150,7 +150,9 @@ class Layer(Document):
 class TimePoint(Document):
     """The highest allocated and reserved memory within one phase.
 
-    ``breakdown`` is what was alive at the former, as replayed; no part of the JSON document.
+    ``breakdown`` is what was alive at the former, as replayed; ``module`` and ``op`` made the last
+    allocation before it, empty where the phase began with it. They are no part of the JSON
+    document.
     """
 
     step: int
@@ -159,7 +161,9 @@ class TimePoint(Document):
     allocated_bytes: int
     reserved_bytes: int
     breakdown: tuple[Row, ...] = ()
-    left_out: ClassVar[tuple[str, ...]] = ("breakdown",)
+    module: str = ""
+    op: str = ""
+    left_out: ClassVar[tuple[str, ...]] = ("breakdown", "module", "op")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -402,9 +402,10 @@ def cast_weights(model: torch.nn.Module, setup: Setup) -> None:
         ConfigError: a pattern that matches nothing.
     """
     packed = {id(module.weight) for module in model.modules() if is_quantized(module)}
+    # a tied weight by each of its names: gpt2's head is its wte
     parameters = [
         (name, parameter)
-        for name, parameter in model.named_parameters()
+        for name, parameter in model.named_parameters(remove_duplicate=False)
         if parameter.dtype.is_floating_point and id(parameter) not in packed
     ]
     for pattern, dtype in read_casts(setup.cast_weights):

@@ -246,6 +246,32 @@ def test_no_page_is_wider_than_a_phone(explorer: str, browser: Any, path: str, t
     page.close()
 
 
+CUT_OFF = """() => [...document.querySelectorAll('.st-key-question, .st-key-tuning')]
+  .flatMap(row => [...row.querySelectorAll('.stColumn')])
+  .flatMap(column => [...column.querySelectorAll('button, label, input, [role=radio]')]
+    .filter(e => e.getBoundingClientRect().right > column.getBoundingClientRect().right + 1)
+    .map(e => e.innerText || e.ariaLabel))"""
+"""What reaches beyond its column."""
+
+
+@pytest.mark.parametrize("width", [700, 900])
+def test_no_input_is_cut_off_on_a_small_screen(explorer: str, browser: Any, width: int) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 720})
+    page.goto(f"{explorer}/?model=bert-large-uncased&gpu=rtx-4090")
+    verdict_is(page, "Fits")
+    page.get_by_label("Length", exact=True).wait_for(timeout=PATIENCE_MS)
+    is_drawn(page)
+    cut_off = page.evaluate(CUT_OFF)
+    assert cut_off == []
+    # and would be, if they did not wrap
+    page.add_style_tag(
+        content=".stHorizontalBlock {flex-wrap:nowrap !important}"
+        " .st-key-tuning .stColumn {min-width:0 !important; flex:1 1 5rem !important}"
+    )
+    assert page.evaluate(CUT_OFF)
+    page.close()
+
+
 SERIOUS = ("serious", "critical")
 STATES = (
     "?gpu=t4&batch=64&tab=Timeline",
@@ -390,4 +416,35 @@ def test_the_picture_and_the_parts_are_taken_along(
         target = tmp_path / name
         download.value.save_as(target)
         assert target.read_bytes().startswith(start)
+    page.close()
+
+
+def test_the_links_to_the_pages_are_a_landmark_that_says_which_is_open(
+    explorer: str, browser: Any
+) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 720})
+    page.goto(f"{explorer}/?model=bert-large-uncased&gpu=t4")
+    verdict_is(page, "Fits")
+    menu = page.get_by_role("navigation", name="Pages")
+    links = {
+        title: menu.get_by_role("link", name=title, exact=True) for title, *_ in PAGES.values()
+    }
+    for link in links.values():
+        link.wait_for(timeout=PATIENCE_MS)
+    assert menu.get_by_role("link").count() == len(links)
+
+    def is_current(title: str) -> None:
+        menu.locator("[aria-current=page]").filter(has_text=title).wait_for(timeout=PATIENCE_MS)
+        assert menu.locator("[aria-current]").count() == 1
+
+    is_current("Will it fit?")
+    links["Compare"].focus()
+    page.keyboard.press("Enter")
+    is_current("Compare")
+    assert page.url.startswith(f"{explorer}/compare?")
+    url_has(page, "gpu=t4")
+    page.go_back()
+    is_current("Will it fit?")
+    # as a tab of its own, too
+    assert links["Fit map"].evaluate("link => link.href") == f"{explorer}/fit-map"
     page.close()

@@ -61,6 +61,24 @@ def test_bars_of_a_phase_reach_what_is_allocated(answer: Estimate) -> None:
     assert len(peak["data"]["values"]) == len(name["data"]["values"]) == 1
 
 
+def test_a_bar_tells_which_operator_of_which_module_reached_its_height(answer: Estimate) -> None:
+    rows = phase_rows(answer.timeline, answer.peak_at)
+    (fullest,) = [row for row in rows if row.is_peak]
+    assert (fullest.module, fullest.op) == (answer.peak_at.module, answer.peak_at.op)
+    forward = next(row for row in rows if row.label == "1.1 forward")
+    assert forward.made_by == f"{forward.op} of {forward.module}"
+    # from the second step on an update adds nothing to what it finds
+    assert (
+        next(row for row in rows if row.label == "2 optimizer").made_by == "what was there before"
+    )
+    bars, _, peak, _ = checked(charts.timeline_chart(rows, moment_text(answer)))["layer"]
+    told = {value["phase"]: value["reached by"] for value in bars["data"]["values"]}
+    assert told == {row.label: row.made_by for row in rows}
+    assert peak["data"]["values"][0]["reached by"] == fullest.made_by
+    for layer in (bars, peak):
+        assert "reached by" in [tip["field"] for tip in layer["encoding"]["tooltip"]]
+
+
 def test_a_map_has_a_cell_for_each_point_in_the_colour_of_its_verdict() -> None:
     sweep = memest.sweep(MODEL, {"batch": "8,64", "seq_len": "128,512"}, gpu="t4")
     drawn = map_chart(sweep.points, "seq_len", "device", {128: 40, 512: 9})

@@ -201,6 +201,28 @@ def test_the_method_is_one_choice_and_its_options_are_chips(open_page: Open) -> 
     assert not app.exception
 
 
+def test_what_is_trained_for_stands_below_the_question(open_page: Open) -> None:
+    # of no causal language model: refused without a trace, and the command is shown all the same
+    app = open_page(model=SMALL, gpu="t4")
+    chosen = app.selectbox(key="trained_for")
+    assert chosen.value == "supervised"
+    assert "SimPO" in chosen.options
+    chosen.set_value("kto").run()
+    assert not app.exception
+    assert app.query_params["method"] == "kto"
+    question = ExplorerQuestion.of(SMALL, {"method": "kto", "gpu": ("t4",)})
+    assert command(app) == question.command_line()
+    assert question.setup.method == "kto"
+    # adapters are another choice, and no chip tells what an input tells
+    app.button_group(key="method").set_value("LoRA").run()
+    assert app.query_params["method"] == "kto"
+    assert [b.key for b in app.button if str(b.key).startswith("drop ")] == ["drop lora_r"]
+    linked = open_page(model=SMALL, gpu="t4", method="simpo")
+    assert linked.selectbox(key="trained_for").value == "simpo"
+    linked.selectbox(key="trained_for").set_value(None).run()
+    assert "method" not in linked.query_params
+
+
 @pytest.mark.slow
 def test_each_input_reaches_the_question(open_page: Open) -> None:
     app = open_page(model=SMALL, tab=ALONG)

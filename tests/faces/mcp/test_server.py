@@ -55,14 +55,14 @@ def printed(capsys, *words):
 @pytest.mark.slow
 def test_a_client_lists_the_tools_and_calls_each(tmp_path, capsys):
     log = "CUDA out of memory. Tried to allocate 2.00 GiB"
-    asked = {"model": "gpt2", "gpu": "t4"}
+    asked = {"model": "gpt2", "gpu": "t4", "detail": "full"}
     tools, *results = ask(
         tmp_path,
         ("estimate", {**asked, "batch": 8}),
         ("fits", {**asked, "batch": 64}),
         ("max_batch", {**asked, "options": {"fp16": True}}),
         ("advise", {**asked, "effective_batch": 16}),
-        ("explain_oom", {"log": log}),
+        ("explain_oom", {"log": log, "detail": "full"}),
     )
 
     assert [tool.name for tool in tools] == [tool.name for tool in TOOLS]
@@ -87,7 +87,7 @@ def test_errors_are_told_and_the_server_goes_on(tmp_path, capsys):
         ("fits", wrong),
         ("fit", {}),
         ("estimate", {"model": "os:getcwd"}),
-        ("fits", {"model": "gpt2", "gpu": "t4"}),
+        ("fits", {"model": "gpt2", "gpu": "t4", "detail": "full"}),
     )
 
     assert refused.is_error

@@ -60,11 +60,52 @@ def printed(capsys, line):
 def test_a_tool_answers_what_the_command_prints(name, capsys):
     arguments, line = QUESTIONS[name]
 
-    kept = answer(name, arguments)
+    kept = answer(name, {**arguments, "detail": "full"})
 
     assert capsys.readouterr().out == ""
     assert kept.documents == [printed(capsys, line)]
     assert kept.notes == []
+
+
+BERT = {"model": "bert-large-uncased", "gpu": "t4", "options": {"fp16": True}}
+
+
+def test_a_brief_answer_has_what_decides_and_says_how_to_get_the_rest():
+    (short,), (full,) = (
+        answer("estimate", {**BERT, "detail": detail}).documents for detail in ("brief", "full")
+    )
+
+    assert answer("estimate", BERT).documents == [short]
+    assert len(json.dumps(short)) < 2500 < 40_000 < len(json.dumps(full))
+    for same in ("verdict", "peak_at", "max_batch", "safe_batch", "assumptions", "notes"):
+        assert short[same] == full[same]
+    assert short["peak"] == {
+        name: full["peak"][name] for name in ("allocated_bytes", "reserved_bytes", "device_bytes")
+    }
+    assert short["interval"].items() <= full["interval"].items()
+    assert {"low_bytes", "high_bytes"} <= short["interval"].keys()
+    assert short["gpu"]["headroom_bytes"] == full["gpu"]["headroom_bytes"]
+    sizes = [row["bytes"] for row in short["breakdown"]]
+    assert sizes[:-1] == sorted(sizes[:-1], reverse=True)
+    assert sum(sizes) == short["peak"]["allocated_bytes"]
+    assert short["setup"]["precision"] == "fp16"
+    assert "channels_last" not in short["setup"]
+    assert "layers, timeline" in short["left_out"]
+    assert "detail full" in short["left_out"]
+
+
+def test_every_tool_is_brief_unless_all_is_asked_for():
+    many = {"model": "bert-large-uncased", "gpu": ["t4", "rtx-4090", "l4"]}
+    (fit,) = answer("fits", many).documents
+    assert len(json.dumps(fit)) < 3500
+    assert [limit["verdict"] for limit in fit["limits"]] == ["fits"] * 3
+    assert "gpu" not in fit
+    (largest,) = answer("max_batch", BERT).documents
+    assert len(json.dumps(largest)) < 1500
+    assert largest["answers"][0]["largest"] > largest["answers"][0]["safe"] > 8
+    (plans,) = answer("advise", {**BERT, "effective_batch": 64}).documents
+    assert len(json.dumps(plans)) < 3000
+    assert all(plan["arguments"] and "steps" not in plan for plan in plans["plans"])
 
 
 def test_every_tool_has_a_question_here():
@@ -123,6 +164,7 @@ REFUSED = {
     "no such GPU": ("fits", {"model": "gpt2", "gpu": "t5"}, ("t5",)),
     "no effective batch": ("advise", ASKED, ("advise needs effective_batch",)),
     "an effective batch of none": ("advise", {**ASKED, "effective_batch": 0}, ("0",)),
+    "no such detail": ("fits", {**ASKED, "detail": "all"}, ("'all'", "brief", "full")),
     "standard input": ("explain_oom", {"log": "-"}, ("standard input",)),
     "no log": ("explain_oom", {"log": "nowhere.log"}, ("nowhere.log",)),
 }  # fmt: skip
@@ -182,7 +224,7 @@ def test_every_input_is_a_parameter_of_the_command_and_described(tool):
     parameters = inspect.signature(tool.command).parameters
 
     assert schema["additionalProperties"] is False
-    assert schema["properties"].keys() - {"options"} <= parameters.keys()
+    assert schema["properties"].keys() - {"options", "detail"} <= parameters.keys()
     assert {*tool.inputs, "model", "gpu", "batch", "seq_len", "options"} <= schema[
         "properties"
     ].keys()

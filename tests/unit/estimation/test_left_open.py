@@ -70,6 +70,15 @@ def test_weights_below_adapters_are_the_bases_and_named_ones_are_not_open():
     assert not [each for each in named.left_open if "weights" in each.text]
 
 
+def test_a_kernel_is_usual_unless_something_kept_pytorch_from_a_better_one():
+    for gpu, usual in (("a100-80gb", True), ("t4", False)):
+        estimate = memest.estimate(BERT, batch=8, fp16=True, gpu=gpu, seq_len=512, max_batch=False)
+        (kernel,) = [text for text in estimate.assumptions if text.startswith("attention: ")]
+        assert (kernel in estimate.usual) is usual
+        (loop,) = [text for text in estimate.assumptions if text.startswith("loop: ")]
+        assert loop in estimate.usual
+
+
 def test_the_report_tells_what_is_usual_on_request_alone(open_question):
     assert open_question.usual
     short, long = render(open_question), render(open_question, explain=True)

@@ -1,5 +1,7 @@
 """Keys whose names memest has too, and means something else by; switches that come with a kind."""
 
+import dataclasses
+
 import pytest
 
 import memest
@@ -76,6 +78,16 @@ def test_who_packs_and_how(write, head, text, packing):
     run = memest.read_config(write("run.yaml", head + text), config_format=kind)
     assert run.options.get("packing") == packing
     assert run.setup.padding_free is (packing == "bfd")
+
+
+def test_axolotls_float32_reaches_a_tied_head_of_other_names(write):
+    """gpt2 calls neither norms nor embeddings so: of the names its head is there, which is tied."""
+    run = memest.read_config(write("run.yaml", f"{ROWS}optimizer: adamw_torch\n"))
+    model = f"{run.model}?n_layer=1"
+    cast = memest.estimate(model, run.setup).model
+    setup = dataclasses.replace(run.setup, cast_weights=())
+    plain = memest.estimate(model, setup).model
+    assert cast.parameter_bytes - plain.parameter_bytes == 2 * 50257 * 768
 
 
 def test_a_generation_has_the_evaluations_batch(write):

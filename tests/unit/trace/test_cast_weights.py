@@ -37,6 +37,15 @@ def test_those_that_train():
     assert dtypes("trainable=float32") == {"emb.weight", "norm.weight", "norm.bias", "out.bias"}
 
 
+def test_a_tied_weight_has_each_of_its_names():
+    model = Tiny().to("meta")
+    model.head = torch.nn.Linear(8, 16, bias=False, device="meta")
+    model.head.weight = model.emb.weight
+    cast_weights(model, setup_from_options(dtype="bfloat16", cast_weights=("head=float32",)))
+    assert model.head.weight is model.emb.weight
+    assert model.emb.weight.dtype is torch.float32
+
+
 def test_a_pattern_that_matches_nothing_is_refused():
     with pytest.raises(ConfigError, match=r"head=float32 matches no weight.*emb\.weight"):
         dtypes("head=float32")
