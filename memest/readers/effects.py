@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from memest.config.kinds import Attention, Method, read_method
+from memest.config.option_table import OPTIONS
 from memest.readers.training_arguments import METHODS
 from memest.readers.values import Bounded, Level, ReadValue, Remark, Saving
 
@@ -194,8 +195,8 @@ def _settle_method(
     """Leave a method of preferences out where it is not priced, else what it does not have."""
     entry = acting.get("method")
     if entry is None or read_method(entry.value) is Method.SUPERVISED:
-        for option in ("log_probs", "precompute_ref_log_probs"):
-            drop(option, "of a trainer of preferences")
+        for option in _OF_METHODS:
+            drop(option, "of a trainer that learns from answers")
         return []
     if entry.level is Level.FLAG:
         return []
@@ -217,7 +218,7 @@ def _settle_method(
         if applies:
             words = METHODS["dpo" if method is Method.IPO else method.value]
             drop("method", f"not priced {circumstance}: {words}; priced is supervised fine-tuning")
-            for option in ("log_probs", "precompute_ref_log_probs"):
+            for option in _OF_METHODS:
                 drop(option, "with the method")
             return []
     remarks = []
@@ -236,6 +237,14 @@ def _settle_method(
     for option in ("fused_loss", "neftune_noise_alpha"):
         drop(option, "not of a trainer of preferences")
     return remarks
+
+
+_OF_METHODS = (
+    "log_probs",
+    "precompute_ref_log_probs",
+    *(option.name for option in OPTIONS if option.field == "rollouts"),
+)
+"""Options that are nothing without a method."""
 
 
 def _is_on(values: Mapping[str, ReadValue], option: str) -> bool:

@@ -541,7 +541,7 @@ def origins_of(run: RunConfig, resolved_setup: Setup, family: str) -> tuple[Orig
         release = _release_row(name, run.setup, family)
         if release is not None:
             origin = _release_text(release)
-        elif value == plain[name]:
+        elif value == plain.get(name):
             origin = "default"
         elif value != before[name]:
             origin = "model config"

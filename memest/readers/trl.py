@@ -12,6 +12,7 @@ import re
 from dataclasses import replace
 
 from memest.config.installed import release
+from memest.config.kinds import Method
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
 from memest.readers.training_arguments import (
     ADAPTER_SWITCHES,
@@ -99,7 +100,12 @@ def read_trl(keys: DocumentKeys, *, method: str | None = None, own_loss: bool = 
                 keys.replace("use_peft", True)
     # another trainer's loss_type names no loss of SFTTrainer's
     has_loss = trainer == "sft" and own_loss
-    readers = tuple(read for read in _TABLE.readers if has_loss or read is not _loss)
+    own_length = trainer in _GENERATING
+    readers = tuple(
+        read
+        for read in _TABLE.readers
+        if (has_loss or read is not _loss) and not (own_length and read is _length)
+    )
     read_table(keys, replace(_TABLE, readers=(*readers, note_method)))
     note_length(keys)
 
@@ -172,16 +178,65 @@ def _preference(keys: DocumentKeys, trainer: str) -> None:
     origin = KeyOrigin(f"default of {keys.framework} ({trainer})", Level.FILE)
     keys.set_at("method", method, origin)
     keys.set_from("precompute_ref_log_probs", Key("precompute_ref_log_probs", "enabled"))
+    if trainer in _GENERATING:
+        _rollouts(keys)
     version = _release()
     if version >= (1, 15) or trainer == "reward":
         return
-    if trainer == "kto" or not (1, 6) <= version < (1, 14):
+    if trainer in ("kto", *_GENERATING) or not (1, 6) <= version < (1, 14):
         keys.miss_default(
             f"trl {trainer}",
             Either(f"TRL {'.'.join(map(str, version))} has losses of its own; priced is TRL 1.16"),
         )
         return
     keys.set_at("log_probs", "logits", origin)
+
+
+def _rollouts(keys: DocumentKeys) -> None:
+    """What ``GRPOConfig`` and ``RLOOConfig`` say of completions, and of who writes them."""
+    named_length = keys.set_from("max_completion_length", Key("completion_len", "whole"))
+    length = named_length or _COMPLETION_LENGTH
+    if named_length is None:
+        keys.default("completion_len", length)
+    prompt = keys.whole("max_prompt_length")
+    if prompt is None:
+        why = (
+            f"completions of {length} tokens behind prompts of {_PROMPT_LENGTH}, which are not cut"
+        )
+        keys.default("seq_len", length + _PROMPT_LENGTH, why)
+    else:
+        keys.set("seq_len", length + prompt, "max_prompt_length")
+    keys.set_from("beta", Key("kl_beta", "scalar"))
+    rewards = keys.document.get("reward_funcs")
+    for name in rewards if isinstance(rewards, list) else [rewards]:
+        if isinstance(name, str) and "/" in name:
+            keys.miss("reward_funcs", f"the reward model {name} on the same GPU")
+    if keys.has("reward_model_name_or_path"):
+        keys.miss("reward_model_name_or_path", "a reward model on the same GPU")
+        keys.take("reward_model_name_or_path")
+    keys.set_from("steps_per_generation", Key("steps_per_generation", "whole"))
+    shares = False
+    if keys.on("use_vllm"):
+        shares = str(keys.scalar("vllm_mode") or "colocate").lower() == "colocate"
+        keys.set("engine", "vllm" if shares else "server", "use_vllm")
+    if not shares:
+        keys.pass_over(_OF_ENGINES, "no engine shares the GPU")
+        return
+    keys.set_from("vllm_gpu_memory_utilization", Key("engine_share", "scalar"))
+    keys.set_from("vllm_enable_sleep_mode", Key("engine_sleeps", "enabled"))
+    if (keys.whole("vllm_tensor_parallel_size") or 1) > 1:
+        why = "several GPUs share the engine's weights, each has its share of memory"
+        keys.miss("vllm_tensor_parallel_size", Bounded(why))
+
+
+_OF_ENGINES = tuple(
+    """vllm_mode vllm_gpu_memory_utilization vllm_enable_sleep_mode
+    vllm_tensor_parallel_size""".split()
+)
+_GENERATING = tuple(method.value for method in Method if method.generates)
+_COMPLETION_LENGTH = 512
+_PROMPT_LENGTH = 512
+"""``max_prompt_length`` while there was one."""
 
 
 def _release() -> tuple[int, ...]:

@@ -80,7 +80,7 @@ def test_the_range_claims_nothing_that_was_not_measured(model):
 
 REFUSED = [
     ({"method": "dop"}, "Did you mean 'dpo'"),
-    ({"method": "grpo"}, "--unpriced grpo"),
+    ({"method": "ppo"}, "--unpriced ppo"),
     ({"method": "dpo", "loop": "plain"}, "TRL's trainer"),
     ({"method": "orpo", "precompute_ref_log_probs": True}, "orpo has no reference model"),
     ({"log_probs": "logits"}, "--method dpo"),

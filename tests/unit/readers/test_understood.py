@@ -98,7 +98,20 @@ FILES = {
     "trl grpo by its keys": (
         {"model_name_or_path": LLAMA, "num_generations": 8, "max_completion_length": 256,
          "use_vllm": True, "per_device_train_batch_size": 1, "bf16": True},
-        {}, "generation", "",
+        {"method": "grpo", "completion_len": 256, "seq_len": 768, "engine": "vllm"}, "", "",
+    ),
+    "trl grpo with a server and a model that rewards": (
+        {"model_name_or_path": LLAMA, "num_generations": 8, "max_prompt_length": 512, "beta": 0.04,
+         "use_vllm": True, "vllm_mode": "server", "vllm_gpu_memory_utilization": 0.9,
+         "reward_funcs": ["accuracy", "some/reward-model"]},
+        {"method": "grpo", "engine": "server", "seq_len": 1024, "kl_beta": 0.04,
+         "engine_share": None},
+        "the reward model some/reward-model", "",
+    ),
+    "trl grpo under FSDP": (
+        {"model_name_or_path": LLAMA, "num_generations": 8, "use_vllm": True, "num_gpus": 4,
+         "fsdp": "full_shard"},
+        {"method": None, "engine": None}, "not priced under FSDP", "",
     ),
     "alignment-handbook dpo by its keys": (
         {"model_name_or_path": LLAMA, "beta": 0.1, "max_prompt_length": 512, "max_length": 1024,
@@ -146,7 +159,7 @@ FILES = {
     ),
     "grpo by its keys alone": (
         {"model_name_or_path": LLAMA, "num_generations": 8, "per_device_train_batch_size": 1},
-        {}, "GRPO", "",
+        {"method": "grpo", "completion_len": 512}, "", "",
     ),
     "a preference by its beta alone": (
         {"model_name_or_path": LLAMA, "beta": 0.05, "per_device_train_batch_size": 1,
@@ -329,7 +342,13 @@ COMMANDS = {
         "NPROC_PER_NODE=4 FORCE_TORCHRUN=1 llamafactory-cli dpo --model m --global_batch_size 16",
         {"num_gpus": 4, "grad_accum": 4}, True,
     ),
-    "trl grpo": ("trl grpo --model_name_or_path gpt2 --dataset_name d", {}, True),
+    "trl grpo": (
+        "trl grpo --model_name_or_path gpt2 --dataset_name d", {"method": "grpo"}, True
+    ),
+    "trl rloo": (
+        "trl rloo --model_name_or_path gpt2 --dataset_name d --steps_per_generation 4",
+        {"method": "rloo", "steps_per_generation": 4}, True,
+    ),
     "swift sft": (
         ("NPROC_PER_NODE=4 CUDA_VISIBLE_DEVICES=0,1,2,3 swift sft --model Qwen/Qwen3-8B "
         "--train_type lora --lora_rank 16 --dataset a#500 b --torch_dtype bfloat16 "

@@ -58,7 +58,10 @@ FILES = {
     "unsloth.ipynb": ({"seq_len": 2048}, ["dynamic 4-bit"], ["checkpoints move to the host"]),
     "whisper.ipynb": ({"generation_max_length": 225}, ["predictions"], ["freeze_encoder"]),
     "dpo.sh": ({"num_gpus": 4, "use_dora": True}, ["DPO"], ["activations move"]),
-    "grpo.sh": ({"num_gpus": 2, "zero": None}, ["reference model", "engine", "reward_model"], []),
+    "grpo.sh": (
+        {"num_gpus": 2, "zero": None, "method": "grpo", "engine": "vllm", "engine_share": 0.3,
+         "kl_beta": 0.04, "completion_len": 1024},
+        ["reward model"], []),
     "summ.sh": (
         {"eval_batch": 4, "generation_max_length": 142, "target_len": 64},
         ["log-probabilities of every token"], []),
