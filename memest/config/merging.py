@@ -19,6 +19,7 @@ from memest.config.generation import Generation
 from memest.config.inputs import arguments_of
 from memest.config.length_files import lengths_of_dataset, read_lengths
 from memest.config.lengths import Batching, Lengths
+from memest.config.life import merge_life
 from memest.config.option_table import OPTIONS
 from memest.config.parallelism import ONE_GPU
 from memest.config.quantization import Format, Quantization, read_quantization
@@ -54,6 +55,9 @@ def merge_all(values: dict[str, Any], base: Setup | None) -> None:
     _merge_lengths(values, base)
     _merge_generation(values, base)
     _merge_segments(values, base)
+    if parts := _take_parts(values, "life"):
+        life, evaluates = (None, False) if base is None else (base.life, base.eval_batch is not None)
+        merge_life(parts, values, life, evaluates=evaluates)
     _merge_evaluation(values)
     if loading := _take_parts(values, "data_loading"):
         base_value = None if base is None else base.data_loading

@@ -43,6 +43,8 @@ _PHASES = {
     Phase.ZERO_GRAD: "in zero_grad",
     Phase.EVALUATION: "in the evaluation",
     Phase.GENERATION: "in the generation",
+    Phase.SAVE: "while a checkpoint is saved",
+    Phase.RESUME: "while a checkpoint is resumed from",
 }
 
 _WIDEST_VALUE = 60
