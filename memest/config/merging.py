@@ -56,8 +56,8 @@ def merge_all(values: dict[str, Any], base: Setup | None) -> None:
     _merge_generation(values, base)
     _merge_segments(values, base)
     if parts := _take_parts(values, "life"):
-        life, evaluates = (None, False) if base is None else (base.life, base.eval_batch is not None)
-        merge_life(parts, values, life, evaluates=evaluates)
+        evaluates = base is not None and base.eval_batch is not None
+        merge_life(parts, values, None if base is None else base.life, evaluates=evaluates)
     _merge_evaluation(values)
     if loading := _take_parts(values, "data_loading"):
         base_value = None if base is None else base.data_loading
