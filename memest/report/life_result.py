@@ -114,7 +114,7 @@ class RunLife(Document):
         """Whether the host memory of a node suffices."""
         need, phase = format_size(self.node_bytes), self.fullest.phase
         if self.budget_bytes is None:
-            return f"Host: needs {need} of a node while {phase}, and what is not counted."
+            return f"Host: needs {need} of a node, while {phase}."
         have = format_size(self.budget_bytes)
         why = f"; {self.reason}" if self.reason else ""
         return {

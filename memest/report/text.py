@@ -60,6 +60,8 @@ def estimate_parts(
         explain: tell all assumptions, not only those that are this question's.
     """
     yield Text(verdict_sentence(estimate), style=VERDICT_STYLES[estimate.verdict])
+    if (life := estimate.life) is not None and life.budget_bytes is not None:
+        yield Text(life.sentence, style=HOST_STYLES[life.verdict])
     yield _subtitle(estimate, page)
     if by is None:
         yield Padding(Text(why_sentence(estimate)), (1, 0, 0, 0))
@@ -295,11 +297,12 @@ def _host(life: RunLife, page: Page) -> RenderableType:
         sizes = [phase.process_bytes, *([phase.node_bytes] if several else []), phase.mapped_bytes]
         cells = ["" if size is None else format_size(size) for size in sizes]
         table.add_row(Text(phase.phase), *cells, Text(phase.words))
-    processes = f" {life.processes} processes a node." if several else ""
-    verdict = Text(f"{life.sentence}{processes}", style=HOST_STYLES[life.verdict])
-    lines = [f"GPU: {sentence}" for sentence in life.gpu]
+    lines = [f"{life.processes} processes share a node (--processes-per-node)"] * several
+    if life.budget_bytes is None:
+        lines.append(life.sentence.removeprefix("Host: "))
+    lines += [f"GPU: {sentence}" for sentence in life.gpu]
     lines += [f"not counted: {text}" for text in life.not_counted]
-    return Group(table, Padding(verdict, (1, 0, 0, 0)), bullets(lines, page))
+    return Group(table, Padding(bullets(lines, page), (1, 0, 0, 0)))
 
 
 def _gpus(fits: Iterable[GpuFit], page: Page) -> Grid:
