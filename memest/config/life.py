@@ -48,6 +48,7 @@ class Life:
         host_memory: bytes of host memory that a node has for the run; None = not said.
         processes_per_node: processes that share a node's memory; None = all, up to 8.
         fsdp_state_dict_type: None = as the loop does.
+        stage3_gather_16bit_weights_on_model_save: of DeepSpeed's configuration.
     """
 
     parts: tuple[LifePart, ...] = option(
@@ -80,6 +81,11 @@ class Life:
         "the Trainer a full one, accelerate a sharded one under FSDP2.",
         "TYPE",
     )
+    stage3_gather_16bit_weights_on_model_save: bool = option(
+        False,
+        "ZeRO-3 gathers whole weights when the Trainer saves a model, as a DeepSpeed file says "
+        "it; else parts alone are written.",
+    )
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -109,6 +115,9 @@ class Life:
             "host_memory": self.host_memory,
             "processes_per_node": self.processes_per_node,
             "fsdp_state_dict_type": self.fsdp_state_dict_type,
+            "stage3_gather_16bit_weights_on_model_save": (
+                self.stage3_gather_16bit_weights_on_model_save
+            ),
         }
 
 

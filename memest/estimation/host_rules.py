@@ -370,7 +370,8 @@ def _saving_zero(setup: Setup, facts: HostFacts) -> HostRule:
     moments: list[Moment] = []
     if setup.loop is Loop.TRAINER and distributed.zero < 3:
         moments.append((HostPart("all weights, cloned", facts.whole_weights),))
-    gathers = distributed.zero_setting("stage3_gather_16bit_weights_on_model_save", False)
+    life = setup.life
+    gathers = life is not None and life.stage3_gather_16bit_weights_on_model_save
     if setup.loop is Loop.TRAINER and distributed.zero == 3 and gathers:
         size = facts.whole_weights if setup.adapter is None else facts.trained_weights
         moments.append((HostPart("weights, gathered", size, every=False),))
