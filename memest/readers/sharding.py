@@ -152,8 +152,8 @@ def read_fsdp(
         part.take("use_orig_params")
         part.ignore("use_orig_params", "FSDP2 keeps the original parameters always")
     kind = part.take("state_dict_type")
-    if (name := _STATE_DICTS.get(str(kind).lower())) is not None:
-        keys.set_at("fsdp_state_dict_type", name, part.origin("state_dict_type"))
+    if (written := _STATE_DICTS.get(str(kind).lower())) is not None:
+        keys.set_at("fsdp_state_dict_type", written, part.origin("state_dict_type"))
     elif kind is not None:
         part.ignore("state_dict_type", "how weights are saved")
     part.ignore_rest(_IGNORED_FSDP_KEYS, _UNMODELLED_FSDP_KEYS)

@@ -60,7 +60,8 @@ EXPECTED = {
             "fsdp_offload": (True, "fsdp_config.fsdp_offload_params"),
             "fsdp_wrap": (("LlamaDecoderLayer",), "fsdp_config.fsdp_transformer_layer_cls_to_wrap"),
             "fsdp_state_dict_type": (
-                "sharded_state_dict", "fsdp_config.fsdp_state_dict_type",
+                "sharded_state_dict",
+                "fsdp_config.fsdp_state_dict_type",
             ),
         },
         {},
