@@ -183,7 +183,9 @@ def loading(setup: Setup, facts: HostFacts) -> HostRule | Unpriced:
     if setup.is_built_in_parts:
         # rank 0 reads the mapped file, the others know shapes; every copy is made on the GPU
         source = "transformers: _load_state_dict_into_zero3_model"
-        moment = (HostPart("weights read from the mapped file by the first process", 0),)
+        # (what the loader joins is joined one at a time: _apply_weight_conversions_to_state_dict)
+        joined = max((w.loaded_bytes for w in facts.weights if w.is_merged), default=0)
+        moment = (HostPart("a weight that the loader joins", joined, every=False),)
         return HostRule(moments=(moment,), source=source, mapped=mapped)
     first_alone = (
         distributed.strategy is Strategy.FSDP and distributed.fsdp_cpu_ram_efficient_loading

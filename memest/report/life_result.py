@@ -114,7 +114,9 @@ class RunLife(Document):
         """Whether the host memory of a node suffices."""
         need, phase = format_size(self.node_bytes), self.fullest.phase
         if self.budget_bytes is None:
-            return f"Host: needs {need} of a node, while {phase}."
+            unpriced = ", ".join(phase.phase for phase in self.phases if phase.not_priced)
+            more = f", and more while {unpriced}" if unpriced else ""
+            return f"Host: needs {need} of a node while {phase}{more}."
         have = format_size(self.budget_bytes)
         why = f"; {self.reason}" if self.reason else ""
         return {

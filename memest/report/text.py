@@ -295,7 +295,7 @@ def _host(life: RunLife, page: Page) -> RenderableType:
     table = Grid("left", *["right"] * (2 + several), "left", head=head)
     for phase in life.phases:
         sizes = [phase.process_bytes, *([phase.node_bytes] if several else []), phase.mapped_bytes]
-        cells = ["" if size is None else format_size(size) for size in sizes]
+        cells = ["" if phase.not_priced else format_size(size or 0) for size in sizes]
         table.add_row(Text(phase.phase), *cells, Text(phase.words))
     lines = [f"{life.processes} processes share a node (--processes-per-node)"] * several
     if life.budget_bytes is None:

@@ -78,6 +78,13 @@ def test_experts_that_the_loader_joins_are_copies():
     assert moments(loading(setup_from_options(), facts)) == [[(300, True)]]
 
 
+def test_under_stage_3_the_first_process_joins_experts_one_at_a_time():
+    facts = replace(FACTS, weights=tuple(weight(f"{n}", n, merged=True) for n in (300, 200)))
+    setup = setup_from_options(zero=3, num_gpus=4, bf16=True)
+
+    assert moments(loading(setup, facts)) == [[(300, False)]]
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

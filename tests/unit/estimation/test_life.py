@@ -141,7 +141,9 @@ def test_a_phase_that_is_not_priced_leaves_the_verdict_open():
 
     assert life.verdict is HostVerdict.CANNOT_SAY
     assert life.reason == "not priced: saving"
-    assert phase(asked(with_="save", **options), "saving").not_priced == "checkpoints of FSDP1"
+    unnamed = asked(with_="save", **options)
+    assert phase(unnamed, "saving").not_priced == "checkpoints of FSDP1"
+    assert unnamed.life.sentence.endswith("while training, and more while saving.")
 
 
 def test_all_processes_of_a_node_are_counted():
