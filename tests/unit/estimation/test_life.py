@@ -62,6 +62,17 @@ def test_eval_is_an_evaluation_of_the_trainers_default_unless_one_is_there():
         ({"fsdp_state_dict_type": "sharded"}, "Did you mean 'sharded_state_dict'?"),
         ({"with_": "eval", "eval_strategy": "no"}, "contradict each other"),
         ({"with_": "eval", "loop": "plain"}, "--loop plain evaluates as its script does"),
+        (
+            {
+                "qlora": True,
+                "fsdp": "full_shard",
+                "num_gpus": 2,
+                "bf16": True,
+                "bnb_4bit_quant_storage": "bfloat16",
+                "fsdp_cpu_ram_efficient_loading": True,
+            },
+            "exclude each other under FSDP2",
+        ),
     ],
     ids=str,
 )
