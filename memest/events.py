@@ -123,6 +123,8 @@ class Phase(enum.StrEnum):
     ZERO_GRAD = "zero_grad"
     EVALUATION = "evaluation"
     GENERATION = "generation"
+    SAVE = "save"
+    RESUME = "resume"
 
 
 @dataclass(frozen=True, slots=True)

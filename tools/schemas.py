@@ -79,17 +79,19 @@ def _error(_: Definitions) -> Schema:
 
 
 def _setup(defs: Definitions) -> Schema:
-    options = defs.of(Setup, without=("distributed",), optional=("unpriced", "overpriced"))
+    told = ("unpriced", "overpriced", "life")  # where there is something to tell
+    options = defs.of(Setup, without=("distributed",), optional=told)
     spread = defs.of(Distributed)
-    parts = ("adapter", "quantization", "batching", "data_loading", "generation", "software")
+    parts = ("adapter", "quantization", "batching", "data_loading", "generation", "software",
+             "life")  # fmt: skip
     properties = options["properties"] | spread["properties"]
-    written = {**Setup().to_dict(), "unpriced": [], "overpriced": []}
+    written = {**Setup().to_dict(), **dict.fromkeys(told)}
     for name in parts:
         text = properties[name].get("description", "")
         properties[name] = said({"type": ["object", "null"]}, text)
     properties = {name: properties.get(name, ANY) for name in written}
     properties["zero_settings"] = by_name(ANY, properties["zero_settings"].get("description", ""))
-    required = [name for name in written if name not in ("unpriced", "overpriced")]
+    required = [name for name in written if name not in told]
     return {"type": "object", "description": "The run, every option with its value; "
             "docs/options.md says what each is.", "properties": properties,
             "required": required}  # fmt: skip
@@ -120,7 +122,7 @@ def _estimate(defs: Definitions) -> Schema:
         without=("traced", "left_open", "usual"),
         more={"schema_version": _VERSION,
               "verdict_reason": said(TEXT, "Why, where it is neither; empty otherwise.")},
-        optional=("ranks", "max_batch", "safe_batch"),
+        optional=("ranks", "life", "max_batch", "safe_batch"),
     )  # fmt: skip
 
 

@@ -37,6 +37,8 @@ _PHASES = {
     "predictions may pile up until they are moved to the host.",
     Phase.GENERATION: "Token after token is generated without gradients: the cache of keys and "
     "values grows with every step, and old and new cache are both there while it grows.",
+    Phase.SAVE: "A checkpoint is written: what is sharded may be gathered, tensor by tensor.",
+    Phase.RESUME: "A checkpoint is read: copies of what it holds may stand beside what they fill.",
 }
 _CATEGORIES = {
     Category.PARAMETERS: "Weights, trainable or frozen; tied weights count once.",

@@ -156,14 +156,14 @@ def run_estimate(
             answer.save(target)
         except OSError as error:
             write_error = write_error or error
-    from memest.report.words import render_origins, verdict_sentence
+    from memest.report.words import render_origins, verdict_sentences
 
     def find_tips() -> Suggestions | None:
         return _tips(model, options, answer, output)
 
     output.put(
         answer,
-        lambda: [verdict_sentence(answer)],
+        lambda: verdict_sentences(answer),
         by=table,
         depth=levels,
         tips=find_tips if tips else None,
@@ -278,8 +278,10 @@ def run_fits(
         MemestError: with one paragraph that says what to do.
     """
     budget = None if fail_over is None else _budget(fail_over)
-    if not options.get("gpu") and not options.get("gpu_memory") and budget is None:
+    places = ("gpu", "gpu_memory", "host_memory")
+    if budget is None and not any(options.get(name) for name in places):
         raise no_gpu("fits")
+    from memest.report.result import Verdict
     from memest.report.words import (
         budget_sentence,
         each_gpu,
@@ -305,11 +307,20 @@ def run_fits(
         sizes = budget, peak, between.low_bytes, between.high_bytes
         sentence = budget_sentence(answer, budget, verdict)
         limits.append(_Limit("--fail-over", *sizes, verdict, "", sentence))
-    code = exit_code(*(limit.verdict for limit in limits))
+    verdicts = [limit.verdict for limit in limits]
+    if (life := answer.life) is not None and life.budget_bytes is not None:
+        verdict = Verdict(life.verdict.value)
+        # a GPU's verdict stays as it is unless the host stops the run
+        if verdict is Verdict.DOES_NOT_FIT or not verdicts:
+            verdicts.append(verdict)
+        need = life.node_bytes
+        sizes = life.budget_bytes, need, need, need
+        limits.append(_Limit("host memory", *sizes, verdict, life.reason, life.sentence))
+    code = exit_code(*verdicts)
     if output.as_json:
         document = answer.to_dict()
         if budget is not None:
-            document["fail_over"] = {"bytes": budget, "verdict": limits[-1].verdict.value}
+            document["fail_over"] = {"bytes": budget, "verdict": within(answer, budget).value}
         document |= {"limits": [limit.document() for limit in limits], "exit_code": int(code)}
         output.document(document)
     elif not output.quiet:

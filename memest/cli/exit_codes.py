@@ -45,7 +45,10 @@ class ExitCode(enum.IntEnum):
     FAILURE = 1, "failure: a model that cannot be traced, a recording that differs"
     USAGE = 2, "wrong usage: an option, a value or a file that cannot be"
     TIGHT = 3, "tight, too close to call; or fits by releasing cache, slowly (fits, advise)"
-    DOES_NOT_FIT = 4, "does not fit (fits, advise); not even 1 runs (max-batch)"
+    DOES_NOT_FIT = (
+        4,
+        "does not fit GPU or host (fits), or GPU (advise); not even 1 runs (max-batch)",
+    )
     UNKNOWN = 5, "unknown model or GPU"
     MISSING = 6, "a package of an extra is missing"
     CANNOT_SAY = 7, "cannot say: something is not priced (fits, advise); no history (replay)"

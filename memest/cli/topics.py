@@ -340,6 +340,23 @@ computed from that (memest cache). For well-known models it comes with memest.
 """,
         "trace tracing method meta",
     ),
+    "host-memory": Topic(
+        "what a run takes of the machine, not the card",
+        """
+Every process of a run loads, saves and resumes, and those of a node share its memory.
+
+loading | Weights are views of the file until they go to the GPU. What is cast on the CPU is a
+    copy: FSDP2 with --bf16 makes float32 weights in every process.
+training | What is offloaded, and batches that wait.
+saving | Weights of a file, or all of them on the process that writes; ZeRO-1 and ZeRO-2 under the
+    Trainer clone all weights in every process.
+resuming | The optimizer's states, whole, where one process trains.
+
+memest estimate MODEL --with save,resume --host-memory 64GiB has a line a phase and a verdict. Not
+counted are Python, libraries, CUDA's own host memory, and the page cache of mapped files.
+""",
+        "host ram saving resuming checkpoint node",
+    ),
     "exit-codes": Topic(
         "what scripts can rely on",
         "\n"

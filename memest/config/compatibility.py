@@ -420,6 +420,11 @@ def _check_sharded_base(setup: TrainingOptions) -> None:
     _check_storage(setup, sharding_flag)
     if distributed.zero:
         return
+    if distributed.fsdp_version == 2 and distributed.fsdp_cpu_ram_efficient_loading:
+        raise ConfigError(
+            "--fsdp-cpu-ram-efficient-loading and a 4-bit base exclude each other under FSDP2, "
+            "where accelerate loads it on every GPU: drop one of them, or add --fsdp-version 1."
+        )
     if distributed.fsdp_version == 1 and base.quant_storage == "uint8":
         half = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}.get(setup.precision)
         raise ConfigError(

@@ -21,10 +21,10 @@ AUTO = "auto"
 _HIDDEN_SIZE_KEYS = ("hidden_size", "n_embd", "d_model", "dim")
 _IRRELEVANT_KEYS = frozenset(
     """allgather_partitions allgather_bucket_size elastic_checkpoint load_from_fp32_weights
-    legacy_stage1 ignore_unused_parameters log_trace_cache_warnings
-    stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save""".split()
+    legacy_stage1 ignore_unused_parameters log_trace_cache_warnings""".split()
 )
 """Keys of ``zero_optimization`` that say nothing of memory."""
+_ON_SAVE = "stage3_gather_16bit_weights_on_model_save"
 _STAGE_3_KEYS = frozenset(
     """sub_group_size stage3_max_live_parameters stage3_max_reuse_distance
     stage3_prefetch_bucket_size stage3_param_persistence_threshold
@@ -47,7 +47,8 @@ _ALIASES = {
     "use_all_reduce_for_fetch_params": "stage3_use_all_reduce_for_fetch_params",
     "allgather_sequential": "stage3_allgather_sequential",
     "gather_16bit_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
-    "gather_fp16_weights_on_model_save": "stage3_gather_fp16_weights_on_model_save",
+    "gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
+    "stage3_gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
 }
 """Fields of ``DeepSpeedZeroConfig`` by their own names, which it takes as well."""
 _DEFAULT_ONLY = {
@@ -126,7 +127,10 @@ def read_deepspeed(value: Any, *, shares_sequences: bool = True) -> DeepSpeedFil
         key = _ALIASES.get(spelling, spelling)
         if key == "stage" or key in _IRRELEVANT_KEYS:
             continue
-        if key in _STAGE_3_KEYS:
+        if key == _ON_SAVE:
+            # no matter of a step: what is asked about saving (memest.config.life)
+            options[key] = (setting != AUTO and _switch(name, key, setting)) or None
+        elif key in _STAGE_3_KEYS:
             settings[key] = _elements(name, key, setting, least=0, auto=key in _AUTO_RULES)
         elif key in _STAGE_3_SWITCHES and stage == 3:
             settings[key] = _switch(name, key, setting)
@@ -148,6 +152,7 @@ def read_deepspeed(value: Any, *, shares_sequences: bool = True) -> DeepSpeedFil
         else:
             legal_keys = (
                 *_IRRELEVANT_KEYS,
+                _ON_SAVE,
                 *_DEFAULT_ONLY,
                 *_STAGE_3_KEYS,
                 *_OFFLOAD_KEYS,

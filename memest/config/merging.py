@@ -20,6 +20,7 @@ from memest.config.inputs import arguments_of
 from memest.config.kinds import Method, read_method
 from memest.config.length_files import lengths_of_dataset, read_lengths
 from memest.config.lengths import Batching, Lengths
+from memest.config.life import merge_life
 from memest.config.option_table import OPTIONS
 from memest.config.parallelism import ONE_GPU
 from memest.config.quantization import Format, Quantization, read_quantization
@@ -57,6 +58,9 @@ def merge_all(values: dict[str, Any], base: Setup | None) -> None:
     _merge_generation(values, base)
     _merge_rollouts(values, base)
     _merge_segments(values, base)
+    if parts := _take_parts(values, "life"):
+        evaluates = base is not None and base.eval_batch is not None
+        merge_life(parts, values, None if base is None else base.life, evaluates=evaluates)
     _merge_evaluation(values)
     if loading := _take_parts(values, "data_loading"):
         base_value = None if base is None else base.data_loading

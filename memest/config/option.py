@@ -70,6 +70,7 @@ class Panel(enum.StrEnum):
     RECOMPUTE = "Activation checkpointing", "checkpointing", "recompute"
     KERNELS = "Attention and kernels", "attention", "kernels"
     SOFTWARE = "Loop, software and allocator", "software", "allocator"
+    LIFE = "Saving, resuming and host memory", "host", "saving", "resuming"
     GPU = "GPU", "gpu"
     DISTRIBUTED = "Several GPUs", "ddp", "gpus"
     FSDP = "FSDP", "fsdp"

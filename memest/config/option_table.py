@@ -14,6 +14,7 @@ from memest.config.adapter import METHODS
 from memest.config.data_loading import DataLoading
 from memest.config.generation import Generation
 from memest.config.lengths import Batching
+from memest.config.life import Life
 from memest.config.option import Panel, option, options_of
 from memest.config.parallel_options import ParallelOptions
 from memest.config.quantization import Quantization
@@ -273,6 +274,7 @@ _ALL = (
     *options_of(Rollouts, field="rollouts", panel=Panel.ROLLOUTS),
     *options_of(_OtherWords, field="", parts=False),
     *options_of(DataLoading, field="data_loading", panel=Panel.BATCH, prefix="dataloader_"),
+    *options_of(Life, field="life", panel=Panel.LIFE),
     *options_of(ParallelOptions, field="distributed", panel=Panel.DISTRIBUTED),
     *options_of(_Arguments, field="", parts=False),
 )

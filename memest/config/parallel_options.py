@@ -142,8 +142,8 @@ class ParallelOptions:
     )
     fsdp_cpu_ram_efficient_loading: bool = option(
         False,
-        "The model waits in host memory until FSDP1 cuts it; a quantised one is else whole on each "
-        "GPU before.",
+        "The first process alone loads the model, which waits in host memory until FSDP cuts it; "
+        "under FSDP1 a quantised one is else whole on each GPU before.",
     )
     zero: int = option(
         0,

@@ -161,10 +161,11 @@ def _check_meaning(run: ParallelOptions) -> None:
         (run.zero == 3, "--zero 3", "offload_param"),
         (run.zero, "a stage in the file, or --zero", "zero_settings"),
         (shards, "--fsdp full_shard", "fsdp_offload fsdp_wrap fsdp_version"),
+        (shards, "--fsdp full_shard", "fsdp_cpu_ram_efficient_loading"),
         (
             run.fsdp_version == 1,
             "--fsdp-version 1",
-            "fsdp_backward_prefetch fsdp_use_orig_params fsdp_cpu_ram_efficient_loading",
+            "fsdp_backward_prefetch fsdp_use_orig_params",
         ),
         (
             shards and run.fsdp_version == 2,

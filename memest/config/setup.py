@@ -30,6 +30,7 @@ from memest.config.kinds import (
     choose,
     read_method,
 )
+from memest.config.life import read_life
 from memest.config.optimizers import find_optimizer
 from memest.config.option import plain_values, settle
 from memest.config.quantization import Quantization, read_quantization
@@ -128,6 +129,7 @@ class Setup(TrainingOptions):
         if self.quantization is not None:
             set_field(self, "quantization", read_quantization(self.quantization))
         set_field(self, "data_loading", read_data_loading(self.data_loading))
+        set_field(self, "life", read_life(self.life))
         set_field(self, "fused_loss", read_fused_loss(self.fused_loss))
         if self.torch_compile_mode or self.torch_compile_backend:
             set_field(self, "torch_compile", True)
@@ -143,6 +145,8 @@ class Setup(TrainingOptions):
         for name in ("unpriced", "overpriced", "rollouts"):
             if not values[name]:
                 del values[name]
+        if self.life is None or not self.life.is_asked:
+            del values["life"]
         return values | distributed
 
 

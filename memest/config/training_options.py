@@ -28,6 +28,7 @@ from memest.config.kinds import (
     ZeroGradAt,
 )
 from memest.config.lengths import Batching
+from memest.config.life import Life
 from memest.config.optimizers import OPTIMIZER_FACTS, facts_of
 from memest.config.option import Kind, Panel, legal_values, option
 from memest.config.parallelism import ONE_GPU, Distributed, Strategy
@@ -67,6 +68,7 @@ class TrainingOptions:
         data_loading: how batches are loaded on the host; None = not asked about.
         batching: how samples of different lengths become batches: it decides ``seq_len`` (that of
             the largest batch there can be) and ``padded``; None = all have ``seq_len``.
+        life: what is asked about saving, resuming and host memory; None = nothing.
         distributed: how the run is spread over GPUs.
     """
 
@@ -350,6 +352,7 @@ class TrainingOptions:
         panel=Panel.LENGTHS,
     )
     batching: Batching | None = field(default=None, metadata={"traced": False})
+    life: Life | None = field(default=None, metadata={"traced": False})
     use_cache: bool | None = option(
         None,
         "Whether the model returns its key/value cache in training; left out, as the loop does.",

@@ -17,6 +17,7 @@ from memest.estimation.breakdown import alive_at_peak, breakdown, layers, moment
 from memest.estimation.gpu_target import Place, TargetGpu, common_target_gpus, target_gpus
 from memest.estimation.kernel_notes import about_run
 from memest.estimation.left_open import Alternatives, left_open
+from memest.estimation.life import run_life
 from memest.estimation.notes import assumptions_of, notes_of
 from memest.estimation.peaks import calibration_facts, corrected_rows, peaks_of
 from memest.estimation.pipeline import PipelineRun
@@ -28,6 +29,7 @@ from memest.estimation.verdict import largest_batch, verdict_for
 from memest.estimation.whole_run import resolve_run
 from memest.replay.conf import parse_alloc_conf
 from memest.replay.replay import Replay
+from memest.report.life_result import RunLife
 from memest.report.result import Estimate, GpuFit, Interval, Peak, RankPeak, Spot, Verdict
 
 if TYPE_CHECKING:
@@ -240,6 +242,7 @@ def answer(
             *(each.spec.match_note for each in named_gpus[1:] if each.spec.match_note),
         ),
         assumptions=assumptions,
+        life=_life(profiler, run, replays, peaks),
         usual=tuple(text for text in assumptions if isinstance(text, Usual)),
     )
     if not alternatives or isinstance(run, PipelineRun) or setup.torch_compile:
@@ -251,6 +254,14 @@ def answer(
 
     with profiler.known_alone():
         return left_open(whole, targets, Alternatives(request, device_bytes))
+
+
+def _life(profiler: Profiler, run: Run, replays: ReplayCache, peaks: Peaks) -> RunLife | None:
+    """What is said of the run around its steps, where it was asked for."""
+    steps_peak = peaks.allocated_bytes
+    if run.around:
+        steps_peak = replays.of(replace(run, around=()).stream).peak_allocated_bytes
+    return run_life(run, profiler.config, steps_peak)
 
 
 def _peaks_alone(profiler: Profiler, run: Run, main: TargetGpu) -> tuple[Replay, Peaks]:

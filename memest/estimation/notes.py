@@ -8,13 +8,14 @@ from memest.config.idle_options import idle_options
 from memest.config.installed import unverified_note
 from memest.config.setup import Setup
 from memest.estimation.assumption import Usual
+from memest.estimation.batches import batch_sizes
 from memest.estimation.gpu_target import TargetGpu, TargetGpus
 from memest.estimation.kernel_notes import bf16_notes
 from memest.estimation.left_open import gpu_words
 from memest.estimation.run import Run
 from memest.estimation.run_facts import Peaks
 from memest.estimation.whole_run import generation_notes, length_notes
-from memest.events import CATEGORY_ORDER, Category
+from memest.events import Category
 from memest.profiles.stream import Stream
 from memest.report.result import Row
 from memest.units import format_size
@@ -29,10 +30,6 @@ __all__ = [
     "run_notes",
     "scope_note",
 ]
-
-
-_ARRIVAL = "aten.empty"
-"""How a batch comes to a device; what is counted or cast from it is made by other operators."""
 
 
 def scope_note(setup: Setup) -> str:
@@ -189,34 +186,12 @@ def notes_of(run: Run, main: TargetGpu, rows: tuple[Row, ...], peaks: Peaks) -> 
     return notes
 
 
-def _batch_sizes(stream: Stream, num_batches: int) -> list[int] | None:
-    """Bytes of each tensor of one batch, as it comes to the GPU.
-
-    Args:
-        stream: of a run.
-        num_batches: that it trains on.
-
-    Returns:
-        None where the tensors that are inputs are not the same number for each batch.
-    """
-    sizes = [
-        size
-        for size, category, label in zip(
-            stream.sizes, stream.categories, stream.labels, strict=True
-        )
-        if CATEGORY_ORDER[category] is Category.INPUTS
-        and stream.label_names[label].startswith(_ARRIVAL)
-    ]
-    each, left = divmod(len(sizes), num_batches)
-    return None if left or not each else sizes[:each]
-
-
 def host_notes(setup: Setup, stream: Stream, num_batches: int) -> list[str]:
     """Host memory of batches that wait, where the setup says how they are loaded."""
     loading = setup.data_loading
     if loading is None:
         return []
-    sizes = _batch_sizes(stream, num_batches)
+    sizes = batch_sizes(stream, num_batches)
     exclusions = "the dataset, and workers' own processes, are not counted"
     if sizes is None:
         return [f"host memory of batches is unknown: the step makes inputs itself; {exclusions}."]

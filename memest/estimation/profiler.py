@@ -335,6 +335,11 @@ class Profiler:
         )
 
     @property
+    def config(self) -> Any:
+        """The configuration of the model; None where it has none."""
+        return self._tracer.config
+
+    @property
     def name(self) -> str:
         """How to call the model in results."""
         source = self._tracer.source

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 from memest.config.parallelism import Strategy
 from memest.config.setup import Setup
-from memest.events import Trace, Weight
+from memest.events import Category, Phase, Trace, Weight
 from memest.profiles.axes import eval_batches
 from memest.profiles.evaluation import with_evaluation
 from memest.profiles.family import Point
 from memest.profiles.model_card import ModelCard
 from memest.profiles.program import Program
 from memest.profiles.stream import Stream
+from memest.profiles.transient import with_transient
 from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["Run"]
@@ -35,6 +36,8 @@ class Run:
         evaluation: the first batches of the evaluation that follows the last step; None without.
         generation: the first steps of the generation that follows; None without.
         new_tokens: of that generation, as many as it has steps.
+        around: phases around the steps that put something on the GPU, with its bytes beyond what is
+            there behind the last step.
     """
 
     setup: Setup
@@ -46,6 +49,7 @@ class Run:
     evaluation: Trace | None = None
     generation: Trace | None = None
     new_tokens: int = 0
+    around: tuple[tuple[Phase, int], ...] = ()
 
     @property
     def stream(self) -> Stream:
@@ -68,11 +72,19 @@ class Run:
         )
         stream = self.with_tails(stream)
         if not is_spread:
-            return stream
+            return self.with_around(stream)
         from memest.sharding.rank import rank_stream
 
         landmarks = self.program.trace.landmarks
-        return rank_stream(stream, self.setup, self.weights, landmarks, grad_accum)
+        out = rank_stream(stream, self.setup, self.weights, landmarks, grad_accum)
+        return self.with_around(out)
+
+    def with_around(self, stream: Stream) -> Stream:
+        """A run with what saving and resuming put on the GPU for a moment, at its end."""
+        for phase, nbytes in self.around:
+            label = f"{phase.value}: tensors that are gathered or read"
+            stream = with_transient(stream, phase, nbytes, label, Category.TEMPORARIES)
+        return stream
 
     def with_tails(self, stream: Stream) -> Stream:
         """A run with the evaluation and the generation that follow its last step."""
@@ -102,7 +114,8 @@ class Run:
     def is_program_alone(self) -> bool:
         """Whether the stream is that of the program: what its formulas say holds for the run."""
         tails = (self.evaluation, self.generation)
-        return type(self) is Run and tails == (None, None) and not self._is_spread
+        is_alone = tails == (None, None) and not self.around
+        return type(self) is Run and is_alone and not self._is_spread
 
     @property
     def spread_notes(self) -> list[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from memest.config.kinds import Method
 from memest.config.parallelism import Distributed, Strategy, check_stages_task
 from memest.config.setup import Setup
+from memest.estimation.life import with_life
 from memest.estimation.pipeline import PipelineRun, StageFamily, StageProgram, parts_of, pipeline_of
 from memest.estimation.profiler import Profiler
 from memest.estimation.question import Question
@@ -48,7 +49,8 @@ def resolve_run(
         MemestError: as for :func:`memest.estimate`.
     """
     run = steps_run(profiler, request, gpu, vary)
-    return _with_generation(profiler, _with_varied_lengths(profiler, request, run, gpu), gpu)
+    run = _with_generation(profiler, _with_varied_lengths(profiler, request, run, gpu), gpu)
+    return with_life(run, profiler.config)
 
 
 def steps_run(
@@ -103,7 +105,7 @@ class _RunOfLengths(Run):
     @property
     def stream(self) -> Stream:
         """The steps one after the other, and what follows them."""
-        return self.with_tails(join_runs(self.steps))
+        return self.with_around(self.with_tails(join_runs(self.steps)))
 
     short_stream = stream
 

@@ -35,13 +35,20 @@ _STRATEGIES = {
     "false": "shard_grad_op",
 }
 _IGNORED_FSDP_KEYS = dict.fromkeys(
-    """state_dict_type final_state_dict_type cpu_ram_efficient_loading sync_module_states
+    """final_state_dict_type cpu_ram_efficient_loading sync_module_states
     xla xla_fsdp_v2 xla_fsdp_grad_ckpt xla_fsdp_settings cpu_offload_pin_memory""".split(),
     "how weights are loaded and saved",
 ) | dict.fromkeys(
     "forward_prefetch backward_prefetch backward_prefetch_policy limit_all_gathers".split(),
     "FSDP2 has no such switch",
 )
+_STATE_DICTS = {
+    "full_state_dict": "full_state_dict",
+    "1": "full_state_dict",
+    "sharded_state_dict": "sharded_state_dict",
+    "3": "sharded_state_dict",
+}
+"""``StateDictType`` of torch by name and number; local ones are FSDP1's."""
 _UNMODELLED_FSDP_KEYS = {
     "mixed_precision_policy": "a policy of its own; the run's precision is priced",
     "activation_cpu_offload": Saving("activations move to the host between forward and backward"),
@@ -144,6 +151,11 @@ def read_fsdp(
     elif "use_orig_params" in part.document:
         part.take("use_orig_params")
         part.ignore("use_orig_params", "FSDP2 keeps the original parameters always")
+    kind = part.take("state_dict_type")
+    if (written := _STATE_DICTS.get(str(kind).lower())) is not None:
+        keys.set_at("fsdp_state_dict_type", written, part.origin("state_dict_type"))
+    elif kind is not None:
+        part.ignore("state_dict_type", "how weights are saved")
     part.ignore_rest(_IGNORED_FSDP_KEYS, _UNMODELLED_FSDP_KEYS)
     keys.absorb(part)
 

@@ -12,6 +12,7 @@ from memest.config.setup import Setup
 from memest.events import Category, Phase
 from memest.files.texts import write_as
 from memest.report.answer import Answer, Document, document
+from memest.report.life_result import RunLife
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -331,6 +332,8 @@ class Estimate(Answer):
     """What changes most first; those alone whose steps are known without a trace."""
     usual: tuple[str, ...] = ()
     """Assumptions that are the same for most runs: the report tells them on request."""
+    life: RunLife | None = None
+    """Host memory, and the GPU while saving and resuming; None where nobody asked."""
 
     def to_dict(self) -> dict[str, Any]:
         """The document that ``memest estimate --json`` prints."""
@@ -372,6 +375,8 @@ class Estimate(Answer):
         }
         if self.ranks:
             whole["ranks"] = document(self.ranks)
+        if self.life is not None:
+            whole["life"] = self.life.to_dict()
         if self.gpu is not None:
             whole |= {"max_batch": self.max_batch, "safe_batch": self.safe_batch}
         return whole

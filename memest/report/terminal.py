@@ -21,10 +21,12 @@ from rich.table import Table
 from rich.text import Text
 
 from memest.report.answer import Answer, renderer
+from memest.report.life_result import HostVerdict
 from memest.report.result import Verdict
 
 __all__ = [
     "ASCII",
+    "HOST_STYLES",
     "UNICODE",
     "VERDICT_STYLES",
     "Glyphs",
@@ -53,6 +55,13 @@ VERDICT_STYLES = {
     Verdict.CANNOT_SAY: "bold magenta",
     Verdict.DOES_NOT_FIT: "bold red",
     Verdict.UNKNOWN: "bold",
+}
+HOST_STYLES = {
+    HostVerdict.FITS: VERDICT_STYLES[Verdict.FITS],
+    HostVerdict.TIGHT: VERDICT_STYLES[Verdict.TIGHT],
+    HostVerdict.CANNOT_SAY: VERDICT_STYLES[Verdict.CANNOT_SAY],
+    HostVerdict.DOES_NOT_FIT: VERDICT_STYLES[Verdict.DOES_NOT_FIT],
+    HostVerdict.UNKNOWN: VERDICT_STYLES[Verdict.UNKNOWN],
 }
 
 

@@ -10,10 +10,11 @@ from rich.padding import Padding
 from rich.text import Text
 
 from memest.report.layers import biggest, phase_rows, tree, visible
+from memest.report.life_result import RunLife
 from memest.report.result import Estimate, GpuFit, RankPeak
 from memest.report.suggestions import Suggestions
 from memest.report.tables import suggestion_parts
-from memest.report.terminal import VERDICT_STYLES, Grid, Page, bullets, section
+from memest.report.terminal import HOST_STYLES, VERDICT_STYLES, Grid, Page, bullets, section
 from memest.report.words import (
     batch_sentence,
     format_count,
@@ -59,6 +60,8 @@ def estimate_parts(
         explain: tell all assumptions, not only those that are this question's.
     """
     yield Text(verdict_sentence(estimate), style=VERDICT_STYLES[estimate.verdict])
+    if (life := estimate.life) is not None and life.budget_bytes is not None:
+        yield Text(life.sentence, style=HOST_STYLES[life.verdict])
     yield _subtitle(estimate, page)
     if by is None:
         yield Padding(Text(why_sentence(estimate)), (1, 0, 0, 0))
@@ -83,6 +86,8 @@ def estimate_parts(
     if estimate.common_gpus:
         title = "On common GPUs" if estimate.gpu is None else "On the other GPUs"
         yield section(title, _gpus(estimate.common_gpus, page))
+    if estimate.life is not None:
+        yield section("Host memory", _host(estimate.life, page))
     yield from _assumptions(estimate, page, explain=explain)
     if estimate.notes:
         yield section("Notes", bullets(estimate.notes, page))
@@ -282,6 +287,23 @@ def _gpu(estimate: Estimate, gpu: GpuFit, page: Page) -> Grid:
     if largest:
         table.add_row("largest batch", Text(largest, style="bold"))
     return table
+
+
+def _host(life: RunLife, page: Page) -> RenderableType:
+    """A line a phase, the verdict, what it is for the GPU, and what comes on top."""
+    several = life.processes > 1
+    head = ("", "a process", *(["a node"] if several else []), "files", "at the fullest moment")
+    table = Grid("left", *["right"] * (2 + several), "left", head=head)
+    for phase in life.phases:
+        sizes = [phase.process_bytes, *([phase.node_bytes] if several else []), phase.mapped_bytes]
+        cells = ["" if phase.not_priced else format_size(size or 0) for size in sizes]
+        table.add_row(Text(phase.phase), *cells, Text(phase.words))
+    lines = [f"{life.processes} processes share a node (--processes-per-node)"] * several
+    if life.budget_bytes is None:
+        lines.append(life.sentence.removeprefix("Host: "))
+    lines += [f"GPU: {sentence}" for sentence in life.gpu]
+    lines += [f"not counted: {text}" for text in life.not_counted]
+    return Group(table, Padding(bullets(lines, page), (1, 0, 0, 0)))
 
 
 def _gpus(fits: Iterable[GpuFit], page: Page) -> Grid:

@@ -31,6 +31,7 @@ __all__ = [
     "render_origins",
     "setup_items",
     "verdict_sentence",
+    "verdict_sentences",
     "why_sentence",
 ]
 
@@ -44,6 +45,8 @@ _PHASES = {
     Phase.ZERO_GRAD: "in zero_grad",
     Phase.EVALUATION: "in the evaluation",
     Phase.GENERATION: "in the generation",
+    Phase.SAVE: "while a checkpoint is saved",
+    Phase.RESUME: "while a checkpoint is resumed from",
 }
 
 _WIDEST_VALUE = 60
@@ -151,6 +154,14 @@ def verdict_sentence(estimate: Estimate) -> str:
     need = format_size(estimate.peak.device_bytes)
     sentence = f"{estimate.model.id} needs {need} of GPU memory to train ({between})"
     return f"{sentence}{_unpriced_words(estimate)}."
+
+
+def verdict_sentences(estimate: Estimate) -> list[str]:
+    """The answer, and that for host memory where a node's is named."""
+    sentences = [verdict_sentence(estimate)]
+    if (life := estimate.life) is not None and life.budget_bytes is not None:
+        sentences.append(life.sentence)
+    return sentences
 
 
 def _unpriced_words(estimate: Estimate) -> str:

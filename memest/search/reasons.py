@@ -39,6 +39,8 @@ _PLACES = {
     Phase.ZERO_GRAD: "zero_grad",
     Phase.EVALUATION: "the evaluation",
     Phase.GENERATION: "the generation",
+    Phase.SAVE: "saving",
+    Phase.RESUME: "resuming",
 }
 _OF_MICRO_STEPS = (Phase.BATCH, Phase.FORWARD, Phase.BACKWARD)
 

@@ -59,9 +59,13 @@ EXPECTED = {
             "fsdp": ("shard_grad_op", "fsdp_config.fsdp_reshard_after_forward"),
             "fsdp_offload": (True, "fsdp_config.fsdp_offload_params"),
             "fsdp_wrap": (("LlamaDecoderLayer",), "fsdp_config.fsdp_transformer_layer_cls_to_wrap"),
+            "fsdp_state_dict_type": (
+                "sharded_state_dict",
+                "fsdp_config.fsdp_state_dict_type",
+            ),
         },
         {},
-        ("num_machines", "fsdp_config.fsdp_state_dict_type", "use_cpu"),
+        ("num_machines", "use_cpu"),
         (),
     ),
     "accelerate_deepspeed.yaml": (
