@@ -218,6 +218,7 @@ def _large(events):
 
 TINY = {"prompt": 1, "completion": 62, "batch": 4, "dtype": "float32", "tiny": True}
 WITH_LORA = {"lora": {"r": 8, "target_modules": "all-linear"}}
+ROLLOUTS = ("grpo", "rloo")
 TRAINERS = [
     {"method": "dpo"},
     {"method": "dpo", **WITH_LORA},
@@ -228,6 +229,9 @@ TRAINERS = [
     {"method": "orpo"},
     {"method": "cpo", **WITH_LORA},
     {"method": "reward"},
+    {"method": "grpo"},
+    {"method": "grpo", **WITH_LORA, "args": {"beta": 0.04, "gradient_accumulation_steps": 2}},
+    {"method": "rloo"},
 ]
 
 
@@ -260,6 +264,8 @@ def _real(asked, folder):
 
         trainer.compute_loss, trainer.accelerator.backward = marked_loss, marked_backward
         trainer.training_step = marked_step
+        if asked["method"] in ROLLOUTS:  # samples have no tokens yet
+            return measure(trainer.train), config, asked["prompt"] + asked["completion"]
         batch = next(iter(trainer.get_train_dataloader()))
         tokens = next(v for k, v in batch.items() if k.endswith("input_ids")).shape[1]
         return measure(trainer.train), config, tokens
@@ -310,6 +316,12 @@ def _phases(asked):
 )
 def test_a_whole_trainer_allocates_the_same(asked, tmp_path):
     asked = {**TINY, **asked, "model": "Qwen/Qwen3-0.6B", "name": "test"}
+    rollouts = None
+    if asked["method"] in ROLLOUTS:
+        # no completion ends early
+        whole = {"generation_kwargs": {"min_new_tokens": asked["completion"]}}
+        asked["args"] = asked.get("args", {}) | whole
+        rollouts = Rollouts(completion_len=asked["completion"], kl_beta=asked["args"].get("beta"))
     real, config, tokens = _real(asked, tmp_path)
     arguments = asked.get("args", {})
     setup = Setup(
@@ -321,6 +333,7 @@ def test_a_whole_trainer_allocates_the_same(asked, tmp_path):
         checkpointing="full" if arguments.get("gradient_checkpointing", True) else "none",
         grad_accum=arguments.get("gradient_accumulation_steps", 1),
         precompute_ref_log_probs=arguments.get("precompute_ref_log_probs", False),
+        rollouts=rollouts,
         adapter={"peft_type": "LORA", "r": 8, "target_modules": "all-linear"}
         if "lora" in asked
         else None,
