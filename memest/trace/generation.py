@@ -18,7 +18,8 @@ from memest.config.generation import Generation
 from memest.config.setup import Precision, Setup
 from memest.errors import ConfigError
 from memest.events import Phase, SeamKind, Trace
-from memest.trace.loops import loss_region
+from memest.trace.loops import in_autocast, loss_region
+from memest.trace.model.adapters import base_of
 from memest.trace.model.loading import load
 from memest.trace.model.quantization import Loading
 from memest.trace.recorder import Recorder
@@ -79,6 +80,10 @@ def trace_generation(
         stack.enter_context(torch.no_grad())
         if setup.precision is not Precision.FP32:
             stack.enter_context(loss_region(run))
+            # accelerate puts its forward into the model itself; adapters generate by the one inside
+            if run.outputs_to_fp32 and base_of(model) is model:
+                forward = in_autocast(run, model.forward)
+                stack.enter_context(mock.patch.object(model, "forward", forward))
         _generate(model, generation, make_batch, recorder)
     trace = recorder.trace
     trace.notes.extend(recorder.notes)

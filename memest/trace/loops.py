@@ -7,6 +7,7 @@ accelerate's documented loop, and the plain loop of a tutorial.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -29,6 +30,7 @@ __all__ = [
     "TrainingLoop",
     "count_items",
     "forward",
+    "in_autocast",
     "loss_region",
     "prepare_model",
     "run_steps",
@@ -394,10 +396,21 @@ def prepare_model(run: TrainingLoop, another: torch.nn.Module | None = None) -> 
 
     if not run.outputs_to_fp32 or run.setup.precision is Precision.FP32:
         return trained if run.call is None else call_model
+    return in_autocast(run, call_model)
 
-    def call(**inputs: Any) -> Any:
+
+def in_autocast(run: TrainingLoop, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """What ``prepare_model`` of accelerate makes of a forward: autocast, and outputs in float32.
+
+    Args:
+        run: the loop.
+        forward: of the model.
+    """
+
+    @functools.wraps(forward)
+    def call(*args: Any, **inputs: Any) -> Any:
         with _autocast(run):
-            outputs = call_model(**inputs)
+            outputs = forward(*args, **inputs)
         return to_fp32(outputs)
 
     return call

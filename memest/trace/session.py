@@ -508,6 +508,7 @@ def evaluate_built(
                 setup.generation,
                 make_batch=lambda: realise(plans),
                 gpu=gpu,
+                operators=operators,
                 loading=meta_model.loading,
             )
         check_evaluates(base_of(model), setup)

@@ -150,3 +150,17 @@ def logits_loss(call: OpCall, gpu: GpuTraits, spec: TensorSpec) -> tuple[Workspa
     if integer(call, 4, "reduction", _MEAN) == _NO_REDUCTION:
         return (terms,)
     return (terms, *_reduced_loss(spec, 0, gpu))
+
+
+@rule("aten.multinomial", needs="self")
+def multinomial(call: OpCall, _gpu: GpuTraits, spec: TensorSpec) -> tuple[Workspace, ...]:
+    """For one draw, or without replacement: one number for each probability, freed with the result.
+
+    Source: ATen/native/Distributions.cpp, multinomial_out (exponentials, divided in place; 1.10 to
+    2.x).
+    Evidence: source; recorded on the CPU, where the code is the same.
+    """
+    draws = integer(call, 1, "num_samples", 1)
+    if draws > 1 and integer(call, 2, "replacement", 0):
+        return ()
+    return (kernel_copy(spec, "exponentials of a draw"),)

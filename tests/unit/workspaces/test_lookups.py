@@ -155,3 +155,13 @@ class TestSort:
 
     def test_scan_of_rows_needs_nothing(self, dense, sizes, h100):
         assert sizes(h100, "aten.cumsum.default", dense(8, 9), 1, outputs=(dense(8, 9),)) == []
+
+
+class TestMultinomial:
+    OP = "aten.multinomial.default"
+
+    def test_one_draw_keeps_a_number_for_each_probability(self, dense, sizes, h100):
+        assert sizes(h100, self.OP, dense(8, 1000), 1) == [8 * 1000 * 4]
+
+    def test_many_draws_with_replacement_work_otherwise(self, dense, sizes, h100):
+        assert sizes(h100, self.OP, dense(8, 1000), 4, True) == []

@@ -1,0 +1,138 @@
+"""GRPO and RLOO asked as a user asks: who writes completions, and what that takes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import memest
+from memest.config.rollouts import Rollouts
+from memest.events import Category, Phase
+from support.small_llama import LLAMA
+
+QUESTION = {
+    "method": "grpo", "batch": 4, "seq_len": 64, "bf16": True, "gpu": "rtx-4090",
+    "max_batch": False,
+}  # fmt: skip
+VLLM = {**QUESTION, "engine": "vllm"}
+
+
+@pytest.fixture
+def model(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 8}))
+    return str(tmp_path)
+
+
+def _parts(result):
+    return {row.category: row.bytes for row in result.breakdown}
+
+
+@pytest.mark.parametrize(
+    ("options", "has"),
+    [
+        ({}, False),
+        ({"kl_beta": 0.04}, True),
+        ({"kl_beta": 0.04, "lora_r": 8}, False),
+        ({"method": "rloo"}, True),
+        ({"method": "rloo", "kl_beta": 0}, False),
+    ],
+)
+def test_a_reference_is_there_where_the_divergence_counts(model, options, has):
+    result = memest.estimate(model, **{**QUESTION, **options, "engine": "server"})
+
+    assert (Category.REFERENCE in _parts(result)) is has
+
+
+def test_the_model_s_own_generation_follows_the_steps(model):
+    phases = {
+        engine: {
+            point.phase for point in memest.estimate(model, **QUESTION, engine=engine).timeline
+        }
+        for engine in ("model", "server")
+    }
+
+    assert Phase.GENERATION in phases["model"]
+    assert Phase.GENERATION not in phases["server"]
+
+
+def test_more_steps_a_generation_write_more_at_once(model):
+    def highest(**options):
+        result = memest.estimate(model, **QUESTION, lora_r=8, **options)
+        return max(p.allocated_bytes for p in result.timeline if p.phase is Phase.GENERATION)
+
+    at_once = highest(steps_per_generation=4)
+    assert at_once > highest()
+    assert highest(grad_accum=4) == pytest.approx(at_once, rel=1e-2)
+
+
+def test_an_engine_that_is_awake_has_its_share_beside_all_else(model):
+    alone = memest.estimate(model, **QUESTION, engine="server")
+    beside = memest.estimate(model, **VLLM, engine_share=0.5)
+    share = beside.peak.engine_bytes
+
+    assert share == pytest.approx(beside.gpu.usable_bytes / 2, rel=0.02)
+    assert beside.peak.device_bytes == alone.peak.device_bytes + share
+    assert beside.peak.reserved_bytes == alone.peak.reserved_bytes
+    assert beside.gpu.headroom_bytes == alone.gpu.headroom_bytes - share
+    assert beside.to_dict()["peak"]["engine_bytes"] == share
+    assert "engine_bytes" not in alone.to_dict()["peak"]
+
+
+def test_an_engine_that_sleeps_meets_what_the_trainer_keeps_between_steps(model):
+    awake = memest.estimate(model, **VLLM)
+    sleeps = memest.estimate(model, **VLLM, engine_sleeps=True)
+
+    assert sleeps.peak.device_bytes < awake.peak.device_bytes
+    assert any("peak is that of generation" in note for note in sleeps.notes)
+
+
+@pytest.mark.parametrize("options", [{}, {"engine_sleeps": True}])
+def test_a_share_that_leaves_no_room_does_not_fit(model, options):
+    result = memest.estimate(model, **VLLM, engine_share=0.99, **options)
+
+    assert result.gpu.verdict == "does not fit"
+
+
+def test_a_share_that_does_not_hold_the_engine_s_weights_is_told(model):
+    result = memest.estimate(model, **VLLM, engine_share=1e-4)
+
+    assert result.gpu.verdict == "does not fit"
+    assert "its own weights" in result.gpu.reason
+
+
+def test_a_generation_in_autocast_computes_in_it(model):
+    """accelerate puts autocast into the model's forward, which ``generate`` calls."""
+    question = {"batch": 4, "seq_len": 32, "generate": 8, "dtype": "float32", "gpu": "rtx-4090"}
+
+    def highest(**options):
+        result = memest.estimate(model, **question, max_batch=False, **options)
+        return max(p.allocated_bytes for p in result.timeline if p.phase is Phase.GENERATION)
+
+    assert highest(bf16=True) != highest()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"engine": "vlm"}, "Did you mean 'vllm'"),
+        ({"engine_share": 0.5}, "add --engine vllm"),
+        ({"engine": "server", "engine_sleeps": True}, "add --engine vllm"),
+        ({"engine": "vllm", "engine_share": 1.5}, "0 to 1"),
+        ({"engine": "vllm", "engine_share": 0}, "no memory"),
+        ({"kl_beta": -1}, "0 to"),
+        ({"completion_len": 64}, "--seq-len 128"),
+        ({"method": "dpo", "engine": "vllm"}, "add --method grpo or rloo"),
+        ({"method": "ppo"}, "--unpriced ppo"),
+        ({"engine": "vllm", "load_in_8bit": True, "lora_r": 8}, "8 bits"),
+        ({"num_gpus": 2, "fsdp": "full_shard"}, "--fsdp"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_to_type(model, options, words):
+    with pytest.raises(memest.ConfigError, match=words):
+        memest.estimate(model, **{**QUESTION, **options})
+
+
+def test_half_of_a_sequence_is_the_completion_unless_it_is_said():
+    assert Rollouts().completion_of(65) == 32
+    assert Rollouts(completion_len=10).completion_of(65) == 10
