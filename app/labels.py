@@ -54,6 +54,8 @@ _CHOICES = {
     "cpo": "CPO",
     "simpo": "SimPO",
     "reward": "Reward",
+    "grpo": "GRPO",
+    "rloo": "RLOO",
 }
 """What is trained for, as people write it."""
 _WORDS = {

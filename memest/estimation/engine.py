@@ -37,7 +37,7 @@ def with_engine(peaks: Peaks, target: TargetGpu, run: Run, stream: Stream) -> Pe
     rollouts = run.setup.rollouts
     if rollouts is None or rollouts.engine is not Engine.VLLM:
         return peaks
-    share = int(rollouts.engine_share * target.spec.torch_total_bytes)
+    share = int(rollouts.engine_share * (target.spec.torch_total_bytes or target.usable_bytes))
     size = f"{format_size(share)} ({rollouts.engine_share:g} of {target.name})"
     quantised = run.setup.quantization is not None
     weights = run.counts[3] if quantised else run.counts[0] * _WEIGHT_BYTES

@@ -43,7 +43,7 @@ def batch_of_completions(sequences: tuple[TensorPlan, ...], setup: Setup) -> tup
         for part, count in (("prompt", seq_len - length), ("completion", length))
         for name, fill in (("ids", WORD), ("mask", 1))
     ]
-    numbers = {"advantages": (batch,)}
+    numbers: dict[str, tuple[int, ...]] = {"advantages": (batch,)}
     if setup.method is Method.RLOO:
         numbers["old_logps"] = (batch,)
     else:
