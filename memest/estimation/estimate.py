@@ -27,6 +27,7 @@ from memest.estimation.run import Run
 from memest.estimation.run_facts import Peaks
 from memest.estimation.verdict import largest_batch, verdict_for
 from memest.estimation.whole_run import resolve_run
+from memest.profiles.known_profiles import each_size_alone
 from memest.replay.conf import parse_alloc_conf
 from memest.replay.replay import Replay
 from memest.report.life_result import RunLife
@@ -204,7 +205,10 @@ def answer(
     if looks_for_batch:
         batch_request = replace(request, batch=setup.batch)
         try:
-            if not isinstance(run, PipelineRun) and profiler.goes_by_sample(request, main.traits):
+            by_sample = not isinstance(run, PipelineRun) and profiler.goes_by_sample(
+                request, main.traits
+            )
+            if by_sample or (not setup.method.is_supervised and each_size_alone(setup)):
                 left_out.append(_TRACED_ANEW)
             else:
                 say("looking for the largest batch")
@@ -313,8 +317,8 @@ _COMPILED_ANEW = (
     "minutes"
 )
 _TRACED_ANEW = (
-    "the largest batch is not looked for: the model works sample by sample, so that every batch is "
-    "traced anew; memest max-batch takes the minutes"
+    "the largest batch is not looked for: model or loss work piece by piece, so that every batch "
+    "is traced anew; memest max-batch takes the minutes"
 )
 _NO_LARGEST = (
     "the largest batch is not looked for: it lies beyond the profiles that come with memest, and "

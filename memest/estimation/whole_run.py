@@ -227,7 +227,7 @@ def generation_notes(setup: Setup) -> Iterator[str]:
         f"mask alone), {generation.words}, until the end: sequences that finish early are carried "
         "along."
     )
-    if generation.cache == "dynamic":
+    if setup.generation is not None and generation.cache == "dynamic":
         yield (
             "generation: a dynamic cache is concatenated anew at every step, layer by layer, into "
             "blocks that grow, so the allocator keeps smaller ones that nothing fits; "
