@@ -287,7 +287,9 @@ def _of_rank(run: Run) -> Sequence[Weight]:
 def _weight_facts(weight: Weight, setup: Setup, config: Any) -> WeightFacts:
     elements, in_file = _elements(weight), config_dtype(config) or Dtype.FLOAT32.value
     kept = weight.kept_dtype or weight.dtype
-    if setup.distributed.strategy is Strategy.FSDP:
+    if setup.distributed.strategy is Strategy.ZERO:
+        kept = weight.dtype  # the engine's, whatever peft made of it
+    elif setup.distributed.strategy is Strategy.FSDP:
         from memest.sharding.fsdp_units import stored_dtype
 
         kept = stored_dtype(weight, setup)

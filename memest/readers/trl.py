@@ -38,6 +38,7 @@ __all__ = ["read_trl"]
 
 _PRESENT_RELEASE = (1, 16)
 _KEYS_OF_METHODS = {
+    "rloo": "normalize_advantages reward_clip_range",
     "grpo": "num_generations reward_funcs reward_weights vllm_mode",
     "kto": "desirable_weight undesirable_weight",
     "reward": "center_rewards_coefficient",
@@ -55,14 +56,13 @@ def _method_of(keys: DocumentKeys) -> str:
         if any(keys.has(name) for name in names.split()):
             found = method
             break
-    if found != "preference":
-        return found
     # relatives share their keys; the run's own name often says which
     text = " ".join(str(keys.document.get(key, "")) for key in _NAMES_OF_RUNS)
-    named = {"dpo", "orpo", "cpo", "kto"} & set(re.split(r"[^a-z]+", text.lower()))
+    named = _RELATIVES.get(found, set()) & set(re.split(r"[^a-z]+", text.lower()))
     return named.pop() if len(named) == 1 else found
 
 
+_RELATIVES = {"preference": {"dpo", "orpo", "cpo", "kto"}, "grpo": {"grpo", "rloo"}}
 _NAMES_OF_RUNS = ("output_dir", "hub_model_id", "run_name", "wandb_project")
 _SFT_LOSSES = ("nll", "dft", "chunked_nll")
 
@@ -196,6 +196,9 @@ def _rollouts(keys: DocumentKeys) -> None:
     """What ``GRPOConfig`` and ``RLOOConfig`` say of completions, and of who writes them."""
     named_length = keys.set_from("max_completion_length", Key("completion_len", "whole"))
     length = named_length or _COMPLETION_LENGTH
+    if "max_completion_length" in keys.document and named_length is None:
+        why = f"completions are not cut: {length} tokens are taken; --completion-len says it"
+        keys.miss("max_completion_length", why)
     if named_length is None:
         keys.default("completion_len", length)
     prompt = keys.whole("max_prompt_length")
@@ -219,6 +222,7 @@ def _rollouts(keys: DocumentKeys) -> None:
     if keys.on("use_vllm"):
         shares = str(keys.scalar("vllm_mode") or "colocate").lower() == "colocate"
         keys.set("engine", "vllm" if shares else "server", "use_vllm")
+    _generation_batch(keys)
     if not shares:
         keys.pass_over(_OF_ENGINES, "no engine shares the GPU")
         return
@@ -227,6 +231,29 @@ def _rollouts(keys: DocumentKeys) -> None:
     if (keys.whole("vllm_tensor_parallel_size") or 1) > 1:
         why = "several GPUs share the engine's weights, each has its share of memory"
         keys.miss("vllm_tensor_parallel_size", Bounded(why))
+
+
+def _generation_batch(keys: DocumentKeys) -> None:
+    """``generation_batch_size``: completions of all processes, in micro-batches of each of them."""
+    completions = keys.whole("generation_batch_size")
+    if completions is None:
+        return
+    # other keys of theirs are read behind this one
+    batch = _number_of(keys, "per_device_train_batch_size") or keys.value_of("batch")
+    named_gpus = keys.value_of("num_gpus") or _number_of(keys, "num_gpus")
+    together = int(batch or 1) * int(named_gpus or 1)
+    keys.set(
+        "steps_per_generation", max(1, completions // max(1, together)), "generation_batch_size"
+    )
+    if named_gpus is None and keys.value_of("engine") is None:
+        why = "of all processes, taken for those of one: --steps-per-generation says it"
+        keys.miss("generation_batch_size", Bounded(why))
+
+
+def _number_of(keys: DocumentKeys, key: str) -> int | None:
+    """What a key says, which stays to be read; None where it is no number above 0."""
+    text = str(keys.document.get(key, ""))
+    return (int(text) or None) if text.isdecimal() and len(text) < 10 else None
 
 
 _OF_ENGINES = tuple(

@@ -135,7 +135,8 @@ def gpu_sentence(fit: GpuFit, model: str, *, between: str = "", each: str = "") 
             f"{fit.name}; {fit.reason}."
         )
     short = f", {format_size(-fit.headroom_bytes)} too little" if fit.headroom_bytes < 0 else ""
-    return f"Does not fit: {model} needs {need}{within} and {fit.name} has {have}{short}."
+    why = f"; {fit.reason}" if fit.reason else ""
+    return f"Does not fit: {model} needs {need}{within} and {fit.name} has {have}{short}{why}."
 
 
 def each_gpu(setup: Setup) -> str:

@@ -168,6 +168,15 @@ def test_all_processes_of_a_node_are_counted():
     assert alone.node_bytes == alone.process_bytes == loading.process_bytes
 
 
+def test_zero_clones_weights_in_the_dtype_of_its_engine():
+    options = {"zero": 2, "num_gpus": 2, "bf16": True, "qlora": True, "with_": "save"}
+    prepared = phase(asked(**options), "saving")
+    plain = phase(asked(prepare_kbit=False, **options), "saving")
+
+    # prepare_model_for_kbit_training makes float32 of what the engine casts all the same
+    assert prepared.process_bytes == plain.process_bytes > 0
+
+
 def test_a_module_of_ones_own_is_loaded_as_its_script_does():
     torch = pytest.importorskip("torch")
     module = torch.nn.Linear(8, 8)

@@ -183,3 +183,12 @@ def test_no_plan_among_what_is_priced_is_no_answer_either():
     assert advice_sentence(advice).startswith("Cannot say:")
     result = memest.max_batch(BERT, gpu_memory="1GiB", overpriced=[FREEZE])
     assert any("more may fit" in note for note in result.notes)
+
+
+def test_why_a_run_does_not_fit_stands_in_its_sentence_where_the_figures_do_not_tell():
+    fit = dataclasses.replace(
+        judged(400), verdict=Verdict.DOES_NOT_FIT, reason="vLLM's share is too small"
+    )
+
+    assert gpu_sentence(fit, "it").endswith("; vLLM's share is too small.")
+    assert "; " not in gpu_sentence(dataclasses.replace(fit, reason=""), "it")

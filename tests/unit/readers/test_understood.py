@@ -108,6 +108,28 @@ FILES = {
          "engine_share": None},
         "the reward model some/reward-model", "",
     ),
+    "trl rloo by its own keys": (
+        {"model_name_or_path": LLAMA, "num_generations": 4, "normalize_advantages": True},
+        {"method": "rloo"}, "", "",
+    ),
+    "trl rloo by the name of the run": (
+        {"model_name_or_path": LLAMA, "num_generations": 4, "output_dir": "llama-RLOO"},
+        {"method": "rloo"}, "", "",
+    ),
+    "trl grpo by the completions of all processes": (
+        {"model_name_or_path": LLAMA, "num_generations": 8, "per_device_train_batch_size": 4,
+         "num_gpus": 2, "generation_batch_size": 64},
+        {"method": "grpo", "steps_per_generation": 8}, "", "",
+    ),
+    "trl grpo by the completions of nobody knows how many processes": (
+        {"model_name_or_path": LLAMA, "num_generations": 8, "per_device_train_batch_size": 4,
+         "generation_batch_size": 64},
+        {"method": "grpo", "steps_per_generation": 16}, "", "taken for those of one",
+    ),
+    "trl grpo without an end": (
+        {"model_name_or_path": LLAMA, "num_generations": 8, "max_completion_length": None},
+        {"method": "grpo", "completion_len": 512}, "completions are not cut", "",
+    ),
     "trl grpo under FSDP": (
         {"model_name_or_path": LLAMA, "num_generations": 8, "use_vllm": True, "num_gpus": 4,
          "fsdp": "full_shard"},
