@@ -17,7 +17,7 @@ from memest.errors import ConfigError
 from memest.files.texts import read_mapping
 from memest.units import MIB, format_size, parse_size
 
-__all__ = ["Life", "LifePart", "StateDicts", "merge_life", "read_life"]
+__all__ = ["Life", "LifePart", "StateDicts", "merge_life", "read_life", "refuse_host_memory"]
 
 _MAX_PROCESSES = 1 << 10
 _USUAL_PROCESSES = 8
@@ -172,6 +172,19 @@ def read_life(source: Any) -> Life | None:
                 f"life has the key {name!r}, which is not known. Legal: {', '.join(names)}."
             )
     return Life(**values)
+
+
+def refuse_host_memory(life: Life | None, command: str) -> None:
+    """For commands whose answers are about GPUs alone.
+
+    Raises:
+        ConfigError: the memory of a host is named.
+    """
+    if life is not None and life.host_memory is not None:
+        raise ConfigError(
+            f"--host-memory says nothing to memest {command}, which goes by GPUs: ask memest "
+            "estimate or memest fits, or leave it out."
+        )
 
 
 def merge_life(

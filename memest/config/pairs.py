@@ -169,7 +169,7 @@ _PAIRS = (
     ),
     Pair("method", "--use-liger-kernel", lambda s: s.use_liger_kernel),
     Pair("method", "--torch-compile", lambda s: s.torch_compile),
-    Pair("method", "--eval-batch", lambda s: s.eval_batch is not None),
+    Pair("method", "an evaluation (--eval-batch, --with eval)", lambda s: s.eval_batch is not None),
     Pair("method", "--generate", lambda s: s.generation is not None),
     Pair(
         "method",

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memest.config.rollouts import Engine
+from memest.errors import UnfitGpuError
 from memest.estimation.gpu_target import TargetGpu
 from memest.estimation.run import Run
 from memest.estimation.run_facts import Peaks
@@ -24,6 +25,9 @@ __all__ = ["with_engine"]
 _WEIGHT_BYTES = 2
 """Of a number in vLLM, which makes weights of float32 half ones (``dtype="auto"``)."""
 
+_CACHE_SHARE = 0.05
+"""Of the GPU's memory, what a share should have beyond the weights."""
+
 
 def with_engine(peaks: Peaks, target: TargetGpu, run: Run, stream: Stream) -> Peaks:
     """What a run needs of a GPU with the engine that shares it; the same where none does.
@@ -33,21 +37,25 @@ def with_engine(peaks: Peaks, target: TargetGpu, run: Run, stream: Stream) -> Pe
         target: the GPU.
         run: the run.
         stream: of it, on this GPU.
+
+    Raises:
+        UnfitGpuError: the engine's share does not hold its weights.
     """
     rollouts = run.setup.rollouts
     if rollouts is None or rollouts.engine is not Engine.VLLM:
         return peaks
-    share = int(rollouts.engine_share * (target.spec.torch_total_bytes or target.usable_bytes))
+    total = target.spec.torch_total_bytes or target.usable_bytes
+    share = int(rollouts.engine_share * total)
     size = f"{format_size(share)} ({rollouts.engine_share:g} of {target.name})"
     quantised = run.setup.quantization is not None
     weights = run.counts[3] if quantised else run.counts[0] * _WEIGHT_BYTES
     if share <= weights:
-        need = format_size(weights)
-        reason = (
-            f"vLLM's share is {size}, and its own weights take {need}: it needs room for them and "
-            "a cache (--engine-share)"
+        least = weights / total + _CACHE_SHARE
+        raise UnfitGpuError(
+            f"vLLM's share is {size}, and its own weights take {format_size(weights)}: it needs "
+            f"room for them and a cache. Write --engine-share {least:.2f}, or take a larger GPU.",
+            "vLLM's share does not hold its weights",
         )
-        return replace(peaks, engine_fault=reason, notes=(*peaks.notes, f"{reason}."))
     rest = f"its weights take {format_size(weights)} of that, activations and cache the rest"
     graphs = "CUDA graphs come on top and are not counted: a documented rule of vLLM, not measured"
     if not rollouts.engine_sleeps:

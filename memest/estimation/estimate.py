@@ -292,15 +292,15 @@ def _fits_others(
     for target in targets:
         try:
             run = resolve_run(profiler, request, target.traits)
+            stream = run.stream
+            result = replays.of(stream)
+            peaks = peaks_of(target, run, stream, result)
         except (UnfitGpuError, MissingDependencyError) as error:
             if named:
                 raise
             why = error.why if isinstance(error, UnfitGpuError) else _NO_TRACE
             names_by_reason.setdefault(why, []).append(target.name)
             continue
-        stream = run.stream
-        result = replays.of(stream)
-        peaks = peaks_of(target, run, stream, result)
         fits.append(verdict_for(target, run.setup, peaks, stream, result, replays.conf))
     left_out = [
         f"left out, because {why}: {', '.join(names)}" for why, names in names_by_reason.items()

@@ -71,7 +71,6 @@ class Peaks:
         notes: what a correction extrapolated or borrowed, and what an engine takes, in sentences.
         engine_bytes: of the device peak, an engine's that generates on the same GPU.
         engine_low_bytes: the least on the device while such an engine is awake that sleeps else.
-        engine_fault: why it cannot start; empty where it can.
     """
 
     allocated_bytes: int
@@ -91,7 +90,6 @@ class Peaks:
     notes: tuple[str, ...] = ()
     engine_bytes: int = 0
     engine_low_bytes: int = 0
-    engine_fault: str = ""
 
 
 def run_facts(setup: Setup, trace: Trace, weights: Iterable[Weight], card: ModelCard) -> RunFacts:

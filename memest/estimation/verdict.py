@@ -81,8 +81,6 @@ def _verdict(
     def survives(process: int) -> bool:
         return _survives(target, peaks, process, stream, conf, result)
 
-    if peaks.engine_fault:
-        return Verdict.DOES_NOT_FIT, peaks.engine_fault
     if peaks.high_bytes <= usable:
         return Verdict.FITS, ""
     if peaks.engine_low_bytes > usable:

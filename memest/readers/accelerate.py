@@ -48,6 +48,11 @@ def _processes(keys: DocumentKeys) -> None:
         keys.miss("num_processes", "-1: the launch command says how many; --num-gpus says it")
     elif processes is not None:
         keys.set("num_gpus", processes, "num_processes")
+        # num_processes counts those of all machines, as evenly as they go
+        machines = keys.document.get("num_machines")
+        if isinstance(machines, int) and 1 < machines <= processes:
+            keys.set("processes_per_node", -(-processes // machines), "num_machines")
+            keys.take("num_machines")
     elif kind == "NO":
         keys.default("num_gpus", 1)
     _precision(keys)

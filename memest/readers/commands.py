@@ -234,6 +234,8 @@ def _launcher(
     else:
         flag = key if key.isupper() else f"--{key}"
         _say_at(keys, "num_gpus", count * machines, f"{launcher.name} {flag}")
+        if machines > 1:
+            _say_at(keys, "processes_per_node", count, f"{launcher.name} {flag}")
     for name in values:
         keys.ignore(f"--{name}", f"how {launcher.name} starts processes")
     return []

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memest.catalog.gpu_counts import split_gpu_count
+from memest.config.life import refuse_host_memory
 from memest.config.options import (
     HARMLESS_ARGUMENTS,
     argument,
@@ -123,6 +124,7 @@ def advise(
         progress=progress,
         **options,
     )
+    refuse_host_memory(profile.setup.life, "advise")
     if profile.setup.distributed.pp > 1:
         raise ConfigError(
             f"memest advise orders plans by their time, which is {NOT_TIMED}: ask "

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from memest.catalog.gpu_counts import split_gpu_count
+from memest.config.life import refuse_host_memory
 from memest.config.option_table import OWN_MODULE_NAMES
 from memest.config.options import argument
 from memest.config.setup import Setup
@@ -113,8 +114,11 @@ def compare(
                 **own_options,
             )
         )
-    for change in changes.values():  # what can be wrong with words is said before anything slow
-        profiles[0].setup_for(**split_place(change)[1])
+    asked = [each.setup for each in profiles]
+    # what can be wrong with words is said before anything slow
+    asked += [profiles[0].setup_for(**split_place(change)[1]) for change in changes.values()]
+    for own_setup in asked:
+        refuse_host_memory(own_setup.life, "compare")
     probes: list[tuple[str, Probe, dict[str, Any]]] = []
     base = Probe(profiles[0], place)
     if changes:

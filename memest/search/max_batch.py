@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memest.catalog.gpu_counts import split_gpu_count
+from memest.config.life import refuse_host_memory
 from memest.config.options import (
     argument,
     merge_options,
@@ -109,6 +110,7 @@ def max_batch(
     module_inputs, options = split_inputs(options)
     axis: SizeAxis = choose("--of", of, SizeAxis)
     setup = merge_options(setup, options)
+    refuse_host_memory(setup.life, "max-batch")
     if not gpu and gpu_memory is None:
         raise no_gpu("max-batch")
     samples = None if effective_batch is None else _samples(effective_batch, axis, setup)

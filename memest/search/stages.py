@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from memest.catalog.gpu_counts import split_gpu_count
+from memest.config.life import refuse_host_memory
 from memest.config.options import argument
 from memest.config.parallelism import Distributed
 from memest.config.setup import Setup
@@ -100,6 +101,7 @@ def stages(
         progress=progress,
         **options,
     )
+    refuse_host_memory(base.setup.life, "stages")
     distributed = base.setup.distributed
     _check(distributed, gpus_per_node)
     node_size = gpus_per_node or distributed.num_gpus

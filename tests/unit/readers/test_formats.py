@@ -55,6 +55,7 @@ EXPECTED = {
         "accelerate",
         {
             "num_gpus": (16, "num_processes"),
+            "processes_per_node": (8, "num_machines"),
             "precision": ("bf16", "mixed_precision"),
             "fsdp": ("shard_grad_op", "fsdp_config.fsdp_reshard_after_forward"),
             "fsdp_offload": (True, "fsdp_config.fsdp_offload_params"),
@@ -65,7 +66,7 @@ EXPECTED = {
             ),
         },
         {},
-        ("num_machines", "use_cpu"),
+        ("use_cpu",),
         (),
     ),
     "accelerate_deepspeed.yaml": (
