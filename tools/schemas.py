@@ -79,11 +79,11 @@ def _error(_: Definitions) -> Schema:
 
 
 def _setup(defs: Definitions) -> Schema:
-    told = ("unpriced", "overpriced", "life")  # where there is something to tell
+    told = ("unpriced", "overpriced", "rollouts", "life")  # where there is something to tell
     options = defs.of(Setup, without=("distributed",), optional=told)
     spread = defs.of(Distributed)
-    parts = ("adapter", "quantization", "batching", "data_loading", "generation", "software",
-             "life")  # fmt: skip
+    parts = ("adapter", "quantization", "batching", "data_loading", "generation", "rollouts",
+             "software", "life")  # fmt: skip
     properties = options["properties"] | spread["properties"]
     written = {**Setup().to_dict(), **dict.fromkeys(told)}
     for name in parts:
@@ -103,12 +103,12 @@ def _model(defs: Definitions) -> Schema:
 
 def _three_peaks(defs: Definitions) -> Schema:
     """The peaks where those in managed memory have no place."""
-    return defs.of(Peak, without=("managed_bytes",))
+    return defs.of(Peak, without=("managed_bytes",), optional=("engine_bytes",))
 
 
 def _peak(defs: Definitions) -> Schema:
     more = {"device_with_managed_bytes": said(WHOLE, "Both, where all of it is on the GPU.")}
-    return defs.of(Peak, more=more)
+    return defs.of(Peak, more=more, optional=("engine_bytes",))
 
 
 def _origin(defs: Definitions) -> Schema:
