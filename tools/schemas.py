@@ -154,7 +154,9 @@ def _plan(defs: Definitions) -> Schema:
         "interval": range_,
     }  # fmt: skip
     renamed = {"relative_time": "relative_time_per_sample"}
-    return defs.of(Plan, without=("estimate",), renamed=renamed, more=more)
+    return defs.of(
+        Plan, without=("estimate",), renamed=renamed, more=more, optional=("engine_bytes",)
+    )
 
 
 def _card() -> Schema:
