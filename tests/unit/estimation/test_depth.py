@@ -125,7 +125,7 @@ def test_a_model_that_goes_by_sample_is_not_tried_at_large_batches(
     inputs = {"x": torch.empty(batch, WIDTH, device="meta")}
     answer = memest.estimate(BySample(), inputs=inputs, gpu="t4", progress=said.append)
     assert answer.max_batch is None
-    assert any("sample by sample" in note for note in answer.assumptions)
+    assert any("piece by piece" in note for note in answer.assumptions)
     batches = {int(number) for line in said for number in re.findall(r"batch (\d+)", line)}
     assert max(batches) <= 5
     alike = memest.estimate(Tower(), inputs=inputs, gpu="t4")
