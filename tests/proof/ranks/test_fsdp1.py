@@ -104,8 +104,8 @@ def test_the_version_is_an_option():
             "no meaning without --fsdp-version 1",
         ),
         (
-            {"fsdp": "full_shard", "fsdp_cpu_ram_efficient_loading": True},
-            "no meaning without --fsdp-version 1",
+            {"fsdp_cpu_ram_efficient_loading": True},
+            "no meaning without --fsdp full_shard",
         ),
         ({"fsdp": "no_shard"}, "add --fsdp-version 1"),
     ],
