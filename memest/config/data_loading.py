@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memest.config.option import Kind, option
+from memest.config.option import Kind, option, read_parts
 from memest.errors import ConfigError
-from memest.files.texts import read_mapping
 
 __all__ = ["DataLoading", "read_data_loading"]
 
@@ -125,18 +124,10 @@ def read_data_loading(source: Any) -> DataLoading | None:
     Raises:
         ConfigError: another kind of value, or names that there are not.
     """
-    if source is None or isinstance(source, DataLoading):
-        return source
-    values = read_mapping(
+    return read_parts(
+        DataLoading,
         source,
         "data_loading",
         takes="give a mapping of num_workers and the like",
         instead="use --dataloader-num-workers and its neighbours",
     )
-    names = [field.name for field in dataclasses.fields(DataLoading)]
-    for name in values:
-        if name not in names:
-            raise ConfigError(
-                f"data_loading has the key {name!r}, which is not known. Legal: {', '.join(names)}."
-            )
-    return DataLoading(**values)

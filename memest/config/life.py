@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from memest.config.kinds import check_whole_number, choose
-from memest.config.option import Kind, Panel, legal_values, option
+from memest.config.option import Kind, Panel, legal_values, option, read_parts
 from memest.errors import ConfigError
-from memest.files.texts import read_mapping
 from memest.units import MIB, format_size, parse_size
 
 __all__ = ["Life", "LifePart", "StateDicts", "merge_life", "read_life", "refuse_host_memory"]
@@ -157,21 +156,13 @@ def read_life(source: Any) -> Life | None:
     Raises:
         ConfigError: another kind of value, or names that there are not.
     """
-    if source is None or isinstance(source, Life):
-        return source
-    values = read_mapping(
+    return read_parts(
+        Life,
         source,
         "life",
         takes="give a mapping of parts and host_memory",
         instead="use --with and --host-memory",
     )
-    names = [field.name for field in dataclasses.fields(Life)]
-    for name in values:
-        if name not in names:
-            raise ConfigError(
-                f"life has the key {name!r}, which is not known. Legal: {', '.join(names)}."
-            )
-    return Life(**values)
 
 
 def refuse_host_memory(life: Life | None, command: str) -> None:

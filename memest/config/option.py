@@ -6,10 +6,13 @@ import dataclasses
 import enum
 import functools
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from memest.config.kinds import check_whole_number, choose
+from memest.errors import ConfigError
+from memest.files.texts import read_mapping
 
 __all__ = [
     "Kind",
@@ -256,6 +259,34 @@ def _option_rows(owner: Any) -> list[tuple[str, str, Any, tuple[int, int] | None
         for field in dataclasses.fields(owner)
         if "option" in field.metadata
     ]
+
+
+def read_parts(
+    kind: Callable[..., _T], source: Any, name: str, *, takes: str, instead: str
+) -> _T | None:
+    """A part of a setup from a mapping of its names, or itself; None where nothing is said of it.
+
+    Args:
+        kind: its dataclass.
+        source: what was given.
+        name: of the field that it is the value of.
+        takes: what to give, for errors.
+        instead: what to type, likewise.
+
+    Raises:
+        ConfigError: another kind of value, or names that there are not.
+    """
+    declaring: Any = kind
+    if source is None or isinstance(source, declaring):
+        return cast("_T | None", source)
+    values = read_mapping(source, name, takes=takes, instead=instead)
+    names = [field.name for field in dataclasses.fields(declaring)]
+    for key in values:
+        if key not in names:
+            raise ConfigError(
+                f"{name} has the key {key!r}, which is not known. Legal: {', '.join(names)}."
+            )
+    return kind(**values)
 
 
 def plain_values(owner: Any) -> dict[str, Any]:

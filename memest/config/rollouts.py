@@ -5,16 +5,15 @@ Source: TRL 1.16 ``trainer/grpo_config.py``, ``trainer/rloo_config.py``.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from dataclasses import dataclass, replace
 from typing import Any
 
 from memest.config.generation import Generation
-from memest.config.option import legal_values, option, plain_values, settle
+from memest.config.option import legal_values, option, plain_values, read_parts, settle
 from memest.errors import ConfigError
 
-__all__ = ["Engine", "Rollouts"]
+__all__ = ["Engine", "Rollouts", "read_rollouts"]
 
 _MAX_TOKENS = 1 << 20
 _MAX_STEPS = 1 << 16
@@ -147,18 +146,17 @@ class Rollouts:
         """Plain values for JSON."""
         return plain_values(self)
 
-    @classmethod
-    def of(cls, source: Any) -> Rollouts:
-        """From values by name, as :meth:`to_dict` writes them.
 
-        Raises:
-            ConfigError: something else.
-        """
-        if isinstance(source, cls):
-            return source
-        names = {field.name for field in dataclasses.fields(cls)}
-        if not isinstance(source, dict) or not set(source) <= names:
-            raise ConfigError(
-                f"rollouts {source!r} is not known. Legal: {', '.join(sorted(names))}."
-            )
-        return cls(**source)
+def read_rollouts(source: Any) -> Rollouts | None:
+    """Rollouts from a mapping of their names, or themselves; None where nothing is said of them.
+
+    Raises:
+        ConfigError: another kind of value, or names that there are not.
+    """
+    return read_parts(
+        Rollouts,
+        source,
+        "rollouts",
+        takes="give a mapping of completion_len and the like",
+        instead="use --completion-len and its neighbours",
+    )

@@ -35,7 +35,7 @@ from memest.config.optimizers import find_optimizer
 from memest.config.option import plain_values, settle
 from memest.config.quantization import Quantization, read_quantization
 from memest.config.release_defaults import release_default
-from memest.config.rollouts import Rollouts
+from memest.config.rollouts import Rollouts, read_rollouts
 from memest.config.software import Software
 from memest.config.training_options import (
     MAX_BATCH,
@@ -87,7 +87,8 @@ class Setup(TrainingOptions):
         set_field(self, "method", read_method(self.method))
         if self.method.generates:
             beta = 0.05 if self.method is Method.RLOO else 0.0
-            set_field(self, "rollouts", Rollouts.of(self.rollouts or {}).with_beta(beta))
+            rollouts = read_rollouts(self.rollouts) or Rollouts()
+            set_field(self, "rollouts", rollouts.with_beta(beta))
         elif self.rollouts is not None:
             raise ConfigError(
                 f"Rollouts belong to methods that generate, and --method {self.method} does not: "

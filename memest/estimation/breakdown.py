@@ -12,7 +12,16 @@ from memest.profiles.stream import Stream
 from memest.replay.replay import Replay
 from memest.report.result import Layer, PeakMoment, Row, TimePoint
 
-__all__ = ["Alive", "alive_at_peak", "breakdown", "layers", "moment", "moment_at", "timeline"]
+__all__ = [
+    "Alive",
+    "alive_at_end",
+    "alive_at_peak",
+    "breakdown",
+    "layers",
+    "moment",
+    "moment_at",
+    "timeline",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,3 +167,18 @@ def _rows_at(stream: Stream, replay: Replay, indices: Sequence[int]) -> Iterator
         rows = dict(zip(CATEGORY_ORDER, requested, strict=True))
         rows[Category.ROUNDING] = handed_out - sum(requested)
         yield tuple(Row(category=category, bytes=size) for category, size in rows.items() if size)
+
+
+def alive_at_end(stream: Stream) -> dict[Category, list[int]]:
+    """Sizes of what is alive at the end of a stream."""
+    numbers: dict[int, None] = {}
+    for event in stream.events:
+        if event >= 0:
+            numbers[event] = None
+        else:
+            numbers.pop(~event, None)
+    sizes: dict[Category, list[int]] = {}
+    for number in numbers:
+        category = CATEGORY_ORDER[stream.categories[number]]
+        sizes.setdefault(category, []).append(stream.sizes[number])
+    return sizes

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from memest.config.rollouts import Engine
 from memest.errors import UnfitGpuError
+from memest.estimation.breakdown import alive_at_end
 from memest.estimation.gpu_target import TargetGpu
 from memest.estimation.run import Run
 from memest.estimation.run_facts import Peaks
@@ -62,7 +63,7 @@ def with_engine(peaks: Peaks, target: TargetGpu, run: Run, stream: Stream) -> Pe
         note = f"vLLM holds {size} all the time: {rest}; {graphs}."
         return _beside(peaks, share, note)
     # what is alive between two steps, when the allocator's cache has been emptied
-    held = _alive_at_end(stream)
+    held = sum(map(sum, alive_at_end(stream).values()))
     added = held + share - peaks.reserved_bytes
     note = (
         f"vLLM sleeps while the model trains, and takes {size} to generate, beside "
@@ -90,11 +91,4 @@ def _beside(peaks: Peaks, nbytes: int, note: str) -> Peaks:
         process_expected_bytes=peaks.process_expected_bytes + nbytes,
         engine_bytes=nbytes,
         notes=(*peaks.notes, note),
-    )
-
-
-def _alive_at_end(stream: Stream) -> int:
-    """Bytes that are allocated when a stream ends."""
-    return sum(
-        stream.sizes[event] if event >= 0 else -stream.sizes[~event] for event in stream.events
     )

@@ -16,6 +16,7 @@ from memest.config.life import Life, LifePart
 from memest.config.quantization import Format
 from memest.config.setup import Setup
 from memest.estimation.batches import batch_sizes
+from memest.estimation.breakdown import alive_at_end
 from memest.estimation.host_rules import (
     HostFacts,
     HostPart,
@@ -29,7 +30,7 @@ from memest.estimation.host_rules import (
 )
 from memest.estimation.pipeline import PipelineRun
 from memest.estimation.run import Run
-from memest.events import CATEGORY_ORDER, Category, Phase, Weight
+from memest.events import Category, Phase, Weight
 from memest.profiles.stream import Stream
 from memest.report.life_result import HostShare, HostVerdict, LifePhase, RunLife
 from memest.units import GIB, format_size
@@ -204,7 +205,7 @@ def _priced(run: Run, config: Any) -> _Priced:
     assert life is not None
     steps = replace(run, evaluation=None, generation=None, around=())
     stream = steps.short_stream
-    sizes = _alive(stream)
+    sizes = alive_at_end(stream)
     facts = _facts(steps, stream, sizes, config)
     rules: dict[str, HostRule | Unpriced] = {}
     of_transformers = config_dtype(config) is not None
@@ -224,21 +225,6 @@ def _priced(run: Run, config: Any) -> _Priced:
 
     saved, resumed = on_gpu("saving", alive), on_gpu("resuming", before)
     return _Priced(facts, rules, saved=saved, resumed=resumed, alive=alive)
-
-
-def _alive(stream: Stream) -> dict[Category, list[int]]:
-    """Sizes of what is alive at the end of a stream."""
-    numbers: dict[int, None] = {}
-    for event in stream.events:
-        if event >= 0:
-            numbers[event] = None
-        else:
-            numbers.pop(~event, None)
-    sizes: dict[Category, list[int]] = {}
-    for number in numbers:
-        category = CATEGORY_ORDER[stream.categories[number]]
-        sizes.setdefault(category, []).append(stream.sizes[number])
-    return sizes
 
 
 def _facts(run: Run, stream: Stream, sizes: Mapping[Category, list[int]], config: Any) -> HostFacts:
