@@ -80,9 +80,7 @@ def test_any_document_in_any_format(document, each):
     assert all(said.origin for said in run.values)
     assert read().values == run.values or "nan" in repr(run.values)
     # what was settled can be typed again: nothing but what a setup with all its parts tells
-    every = memest.Setup(
-        unpriced=["x"], overpriced=["x"], method="grpo", life={"parts": ["save"]}
-    )
+    every = memest.Setup(unpriced=["x"], overpriced=["x"], method="grpo", life={"parts": ["save"]})
     assert every.to_dict().keys() >= run.setup.to_dict().keys()
 
 
