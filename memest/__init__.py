@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from memest.readers.reading import read_command, read_config
     from memest.readers.run_config import RunConfig
     from memest.report.findings import Advice, Comparison
+    from memest.report.growth_result import GrowthExplanation
     from memest.report.max_batch_result import MaxBatch
     from memest.report.oom_result import OomExplanation
     from memest.report.result import Estimate, Verdict
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from memest.report.suggestions import Suggestions
     from memest.search.advise import advise
     from memest.search.compare import compare
+    from memest.search.explain_growth import explain_growth
     from memest.search.explain_oom import explain_oom
     from memest.search.max_batch import max_batch
     from memest.search.points import Sweep, SweepPoint
@@ -60,6 +62,7 @@ __all__ = [
     "DeviceError",
     "DoesNotFitError",
     "Estimate",
+    "GrowthExplanation",
     "MaxBatch",
     "MemestError",
     "MissingDependencyError",
@@ -83,6 +86,7 @@ __all__ = [
     "advise",
     "compare",
     "estimate",
+    "explain_growth",
     "explain_oom",
     "max_batch",
     "measure",
@@ -103,8 +107,10 @@ _HOMES = {
     "advise": "memest.search.advise",
     "compare": "memest.search.compare",
     "Estimate": "memest.report.result",
+    "GrowthExplanation": "memest.report.growth_result",
     "MaxBatch": "memest.report.max_batch_result",
     "OomExplanation": "memest.report.oom_result",
+    "explain_growth": "memest.search.explain_growth",
     "explain_oom": "memest.search.explain_oom",
     "max_batch": "memest.search.max_batch",
     "RunConfig": "memest.readers.run_config",

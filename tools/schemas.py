@@ -48,6 +48,7 @@ from memest.estimation.calibration import KIND, Calibration
 from memest.replay.inspection import CachePicture, OtherOptions, TimelinePoint
 from memest.replay.retrace import SnapshotReplay
 from memest.report.findings import Comparison, Plan, Reasons, Scenario
+from memest.report.growth_result import GrowthExplanation
 from memest.report.max_batch_result import EffectiveBatch, Largest, MaxBatch
 from memest.report.oom_message import MessageSize, OomMessage
 from memest.report.oom_result import Change, MessageMatch, OomExplanation
@@ -462,7 +463,9 @@ _SPECIAL: dict[type, Callable[[Definitions], Schema]] = {
 COMMANDS: dict[str, Callable[[Definitions], Schema]] = {
     "estimate": _estimate, "fits": _fits, "max-batch": _max_batch,
     "compare": lambda defs: defs.of(Comparison, more={"schema_version": _VERSION}),
-    "advise": _advice, "sweep": _sweep, "stages": _stages, "explain-oom": _oom, "read": _read,
+    "advise": _advice, "sweep": _sweep, "stages": _stages, "explain-oom": _oom,
+    "explain-growth": lambda defs: defs.of(GrowthExplanation, more={"schema_version": _VERSION}),
+    "read": _read,
     "replay": _replay, "validate": _validate, "models": _models, "gpus": _gpus, "cache": _cache,
     "env": _env, "selftest": _selftest, "calibrate-run": _calibrate_run,
     "calibrate-verify": _calibrate_verify, "calibrate-fit": _calibrate_fit,

@@ -54,6 +54,17 @@ class CudaCounters(GpuMeter):
 
         return int(torch.cuda.max_memory_reserved())
 
+    def now(self) -> tuple[int, int, int]:
+        """Allocated, its peak so far, and reserved, bytes; cheap."""
+        import torch
+
+        stats = torch.cuda.memory_stats()
+        return (
+            int(torch.cuda.memory_allocated()),
+            int(stats.get("allocated_bytes.all.peak", 0)),
+            int(torch.cuda.memory_reserved()),
+        )
+
     def ooms(self) -> int:
         """How often the allocator was out of memory so far."""
         import torch

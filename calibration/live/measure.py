@@ -158,6 +158,7 @@ class Measure(WatchedRun):
         self._watch.close(error)
         if self._watch.attribution is not None:
             logger.info("memest: %s", self._watch.attribution)
+        self.warn_of_growth()
 
     @property
     def _module(self) -> Any:

@@ -96,10 +96,19 @@ class MemestCallback(WatchedRun, TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Read the peaks; log them once they are settled, and when they grow."""
         watch = self._watch
-        if not watch.step_done() or not watch.settled:
+        is_new = watch.step_done() and watch.settled
+        if not state.is_world_process_zero:
             return
-        if state.is_world_process_zero:
+        if control.should_log and watch.curve is not None:
+            self._write(state, watch.curve.logs())
+        if is_new:
             self._log(state, watch.logs())
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Read between two batches of an evaluation: predictions gather there."""
+        watch = self._watch
+        if watch.curve is not None and watch.num_steps:
+            watch.curve.read(watch.num_steps, evaluation=True)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Keep the record and say what differs."""
@@ -120,6 +129,7 @@ class MemestCallback(WatchedRun, TrainerCallback):
             self._log(state, logs)
         if watch.attribution is not None:
             logger.info("memest: %s", watch.attribution)
+        self.warn_of_growth()
 
     # -- what they do
 
@@ -155,10 +165,14 @@ class MemestCallback(WatchedRun, TrainerCallback):
         if not new:
             return
         self._logged_values |= new
+        self._write(state, new)
+
+    def _write(self, state: Any, values: dict[str, int]) -> None:
+        """Into the Trainer's log, where there is one."""
         if self._trainer is not None:
-            self._trainer.log(dict(new))
+            self._trainer.log(dict(values))
             return
-        state.log_history.append({**new, "step": state.global_step})
+        state.log_history.append({**values, "step": state.global_step})
 
     def _at_exit(self) -> None:
         """The process ends and the training did not: out of memory, or another error."""

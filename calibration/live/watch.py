@@ -20,6 +20,7 @@ from memest.calibration.live.attribution import (
     difference_by_category,
 )
 from memest.calibration.live.counters import CudaCounters
+from memest.calibration.live.curve import MemoryCurve
 from memest.calibration.live.records import case_of, model_reference, status_of
 from memest.calibration.measurement import (
     Environment,
@@ -38,7 +39,9 @@ from memest.estimation.gpu_target import target_gpus
 from memest.estimation.profiler import Profiler
 from memest.estimation.whole_run import resolve_run
 from memest.profiles.stream import Stream
+from memest.report.growth_result import ExpectedCourse, GrowthExplanation
 from memest.report.result import Estimate, Verdict
+from memest.search.explain_growth import expected_course, explanation_of
 from memest.units import format_size
 
 __all__ = ["Watch", "WatchedRun", "logger"]
@@ -69,6 +72,7 @@ class Watch:
         steps: readings, those of the first steps and of every new peak.
         num_steps: optimizer steps that were completed.
         by_category: the allocated difference by category; None without a history.
+        curve: a reading a step; None without a GPU.
     """
 
     def __init__(
@@ -102,6 +106,8 @@ class Watch:
         self._setup: Setup | None = None
         self._record: Measurement | None = None
         self.closed = False
+        self.curve = None if counters is None else MemoryCurve(counters)
+        self._expected: Callable[[], ExpectedCourse] | None = None
 
     # -- before the first step
 
@@ -140,11 +146,13 @@ class Watch:
         named_options = {"batch": None} if setup.batch != Setup().batch else {}
         profiled_setup = profiler.with_own_batch(setup, named_options)
         estimate = self._answer(profiler, profiled_setup)
+        target = target_gpus(
+            profiled_setup, gpu=self._answered_for[0], gpu_memory=self._answered_for[1]
+        ).main
+        run = resolve_run(profiler, profiled_setup, target.traits)
+        self._expected = lambda: expected_course(run, estimate.model.id, target.name)
         if self._keeps_history:
-            target = target_gpus(
-                profiled_setup, gpu=self._answered_for[0], gpu_memory=self._answered_for[1]
-            ).main
-            stream = resolve_run(profiler, profiled_setup, target.traits).stream
+            stream = run.stream
             self._stream = lambda: stream
         return estimate
 
@@ -212,6 +220,8 @@ class Watch:
             self._readings.append(counters.first)
         counters.reset()
         self._readings.append(counters.read("model"))
+        if self.curve is not None:
+            self.curve.read(0)
         if self._keeps_history and self._stream is not None:
             try:
                 recording.start_history(_HISTORY)
@@ -230,6 +240,8 @@ class Watch:
         counters = self.counters
         if counters is None:
             return False
+        if self.curve is not None:
+            self.curve.read(self.num_steps)
         highest = max((s.reserved_bytes or 0 for s in self.steps), default=0)
         if self.num_steps > _FIRST and counters.reserved_peak() <= highest:
             return False
@@ -277,6 +289,26 @@ class Watch:
         if self.prediction is None or measured_peak.allocated_bytes is None:
             return None
         return attribute(self.prediction.peak, measured_peak)
+
+    @property
+    def growth(self) -> GrowthExplanation | None:
+        """How memory went so far, and why it grew; None without a GPU."""
+        if self.curve is None:
+            return None
+        expected = None
+        if self._expected is not None:
+            try:
+                expected = self._expected()
+            except MemestError as error:
+                logger.warning("memest: nothing expected to lay beside memory's course: %s", error)
+                self._expected = None
+        assert self.counters is not None
+        return explanation_of(
+            self.curve.points,
+            source="this run",
+            expected=expected,
+            capacity_bytes=self.counters.total_bytes,
+        )
 
     def logs(self) -> dict[str, int]:
         """What trackers are told, bytes by name; what is unknown is left out."""
@@ -383,6 +415,18 @@ class WatchedRun:
 
     _watch: Watch
 
+    def warn_of_growth(self) -> None:
+        """Say once what is kept that the steps to come do not need, where something is."""
+        try:
+            growth = self._watch.growth
+        except Exception as error:  # noqa: BLE001 - an explanation must not end a training
+            logger.warning("memest: memory's course is not explained: %s", error)
+            return
+        if growth is not None and growth.leaks:
+            finding = growth.findings[0]
+            text = " ".join((*finding.evidence, *finding.remedy))
+            logger.warning("memest: memory grows (%s): %s", finding.cause.value, text)
+
     @property
     def prediction(self) -> Estimate | None:
         """What was predicted, None before and where it failed; :attr:`problem` says why."""
@@ -407,6 +451,11 @@ class WatchedRun:
     def by_category(self) -> dict[str, int] | None:
         """The allocated difference by category, bytes; None without a history."""
         return self._watch.by_category
+
+    @property
+    def growth(self) -> GrowthExplanation | None:
+        """How memory went so far, and why it grew; None on a machine without a GPU."""
+        return self._watch.growth
 
     @property
     def record(self) -> Measurement | None:

@@ -14,16 +14,14 @@ data, so all but three functions work without a GPU. Source of the fields: torch
 from __future__ import annotations
 
 import inspect
-import re
-import sys
-from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from memest.calibration.recording.history_file import MAX_DEVICES, read_history, write_history
 from memest.calibration.recording.recorded import History, HistoryMark, RecordedDevice
 from memest.config.installed import release
 from memest.errors import ConfigError, DeviceError
+from memest.replay.sites import sites_of
 from memest.replay.snapshot import TraceEvent, read_content
 
 __all__ = [
@@ -36,7 +34,6 @@ __all__ = [
     "mark_counters",
     "place_marks",
     "read_history",
-    "site_of",
     "start_history",
     "take_history",
     "write_history",
@@ -205,7 +202,7 @@ def history_of(
         if not 0 <= device < min(len(content["device_traces"]), MAX_DEVICES):
             raise ConfigError(f"the snapshot has no device {device}")
         snapshot = read_content(content)
-        sites, frames = _sites(content["device_traces"][device])
+        sites, frames = sites_of(content["device_traces"][device])
         settings = dict(content.get("allocator_settings") or {})
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         if isinstance(error, ConfigError):
@@ -271,66 +268,3 @@ def place_marks(
         if 0 <= before <= total:
             placed_marks.append(HistoryMark(behind[before], phase, step, micro_step))
     return tuple(placed_marks)
-
-
-# -- frames ---------------------------------------------------------------------------------------
-
-# torch/optim and the like say what allocates; the rest of torch is the way there
-_INTERNAL = re.compile(
-    r"/(?:site|dist)-packages/torch/"
-    r"(?!(?:optim|amp|nn/utils)/|utils/checkpoint\.py|distributed/fsdp/)"
-    r"|/torch/optim/(?:optimizer|lr_scheduler)\.py$"
-    r"|/lib/python3[^/]*/(?!(?:site|dist)-packages/)"
-    r"|<"
-)
-# the innermost operators only make the storage
-_OPERATOR = re.compile(r"\bat::_ops::(?!(?:new_)?empty|resize_|set_)(\w+)::")
-_NODE = re.compile(r"\btorch::autograd::(?:generated::)?(\w+)::apply")
-_DEPTH = 2
-
-
-def site_of(frames: Iterable[Mapping[str, Any]]) -> str:
-    """What allocates: ``modeling_bert.py:123 forward < modeling_bert.py:201 forward [addmm]``.
-
-    The innermost Python code outside torch's internals and its caller; the operator where C++
-    frames were recorded too.
-
-    Args:
-        frames: innermost first, as a snapshot has them.
-
-    Returns:
-        Empty where there is no such frame, as in a backward without C++ frames.
-    """
-    python: list[str] = []
-    operator = ""
-    for frame in frames:
-        filename, name = str(frame["filename"]), str(frame["name"])
-        if filename.endswith(".py"):
-            if len(python) < _DEPTH and not _INTERNAL.search(filename.replace("\\", "/")):
-                short = re.split(r"[/\\]", filename)[-1]
-                python.append(f"{short}:{frame['line']} {name}")
-        elif not (operator or python):
-            match = _OPERATOR.search(name) or _NODE.search(name)
-            operator = match[1] if match else ""
-    call_path = " < ".join(python)
-    if not operator:
-        return call_path
-    return f"{call_path} [{operator}]" if call_path else f"[{operator}]"
-
-
-def _sites(trace: Sequence[Mapping[str, Any]]) -> tuple[array[int], tuple[str, ...]]:
-    """For each event the index of its frame, and the frames."""
-    table: dict[str, int] = {}
-    sites_by_frames: dict[tuple[tuple[str, int, str], ...], str] = {}
-    sites = array("l", [-1]) * len(trace)
-    for index, entry in enumerate(trace):
-        frames = entry.get("frames")
-        if not frames or entry["action"] not in (BIRTH, "oom"):
-            continue
-        key = tuple((f["filename"], f["line"], f["name"]) for f in frames)
-        site = sites_by_frames.get(key)
-        if site is None:
-            site = sites_by_frames[key] = sys.intern(site_of(frames))
-        if site:
-            sites[index] = table.setdefault(site, len(table))
-    return sites, tuple(table)

@@ -55,6 +55,7 @@ ESTIMATING = (
     "stages",
     "advise",
     "explain-oom",
+    "explain-growth",
 )
 """Commands that take the options of an estimate."""
 DECIDED = {"advise": ("batch", "grad_accum")}

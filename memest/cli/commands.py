@@ -15,6 +15,7 @@ from memest.cli.compare import compare
 from memest.cli.console import write_out
 from memest.cli.env import env
 from memest.cli.estimate import estimate, fits
+from memest.cli.explain_growth import explain_growth
 from memest.cli.explain_oom import explain_oom
 from memest.cli.gpus import gpus
 from memest.cli.help import completion, show_help
@@ -76,6 +77,7 @@ def build() -> Any:
         sweep,
         stages,
         explain_oom,
+        explain_growth,
         read,
         replay,
         validate,

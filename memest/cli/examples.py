@@ -50,6 +50,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("memest explain-oom slurm-123.out gpt2 --batch 32 --fp16", "where it stopped, what fits"),
         ("memest explain-oom - < run.log", "from a pipe"),
     ),
+    "explain-growth": (
+        ("memest explain-growth run.pickle", "what the steps of a recording keep, and which code"),
+        ("memest explain-growth memory.csv --gpu a100", "from a log: when the card is full"),
+        ("memest explain-growth memory.csv gpt2 --batch 8 --fp16", "beside what is expected"),
+    ),
     "read": (
         ("memest read run.yaml", "what is understood of it"),
         ("memest read -- torchrun --nproc_per_node 4 train.py --bf16", "of a launch command"),

@@ -20,6 +20,7 @@ import memest
 from memest.cli.advise import advise
 from memest.cli.console import Output, emit
 from memest.cli.estimate import estimate, fits
+from memest.cli.explain_growth import explain_growth
 from memest.cli.explain_oom import explain_oom
 from memest.cli.failures import error_document, explain
 from memest.cli.flags import debuggable, switch
@@ -154,6 +155,13 @@ TOOLS = (
         "blame; with model and options of the run, where it stopped and what would have fitted.",
         {"log": _TEXT},
         ("log",),
+    ),
+    Tool(
+        explain_growth,
+        "Explain memory that grows over a run: what is kept, by which code, what is no leak; with "
+        "model and options of the run beside what is expected.",
+        {"record": _TEXT},
+        ("record",),
     ),
 )
 _BY_NAME = {tool.name: tool for tool in TOOLS}

@@ -320,7 +320,7 @@ more GPUs | --num-gpus 4 --fsdp full_shard
 
 Below the report of a run that does not fit, memest estimate says which of them make it fit.
 memest advise looks for the fastest way, memest max-batch for the largest batch, memest
-explain-oom LOG reads PyTorch's message.
+explain-oom LOG reads PyTorch's message, memest explain-growth RECORD what a run keeps.
 """,
         "oom memory savings",
     ),

@@ -25,6 +25,7 @@ __all__ = [
     "RecordedSegment",
     "Snapshot",
     "TraceEvent",
+    "load_content",
     "load_snapshot",
     "read_content",
 ]
@@ -112,6 +113,15 @@ def load_snapshot(path: str | Path) -> Snapshot:
         ReplayError: when the file cannot be read, holds anything but plain containers, or is not
             a memory snapshot. The message says which.
     """
+    return load_content(path)[0]
+
+
+def load_content(path: str | Path) -> tuple[Snapshot, Any]:
+    """A memory snapshot, and the containers it was read from: they have the frames.
+
+    Raises:
+        ReplayError: as for :func:`load_snapshot`.
+    """
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -137,7 +147,7 @@ def load_snapshot(path: str | Path) -> Snapshot:
             "and torch.cuda.memory._dump_snapshot('snapshot.pickle') after it."
         )
     try:
-        return read_content(content)
+        return read_content(content), content
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise ReplayError(
             f"{path} is {'JSON' if is_json else 'a pickle'}, but not of a memory snapshot "

@@ -53,6 +53,10 @@ _RENDERERS: dict[str, Mapping[str, str]] = {
         "parts": "memest.report.oom.oom_parts",
         "rows": "memest.report.frames.oom_rows",
     },
+    "GrowthExplanation": {
+        "parts": "memest.report.growth.growth_parts",
+        "rows": "memest.report.growth.growth_rows",
+    },
     "Suggestions": {
         "parts": "memest.report.tables.suggestion_parts",
         "rows": "memest.report.frames.suggestion_rows",

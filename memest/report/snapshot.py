@@ -11,7 +11,7 @@ from memest.replay.inspection import CachePicture, Inspection
 from memest.report.terminal import Grid
 from memest.units import format_delta, format_size
 
-__all__ = ["render_inspections", "render_segments"]
+__all__ = ["course_line", "render_inspections", "render_segments"]
 
 _STEPS = {False: " ▁▂▃▄▅▆▇█", True: " .:-=+*#@"}
 _WIDEST = 72
@@ -85,13 +85,21 @@ def _curves(inspection: Inspection, width: int, *, ascii_only: bool) -> Grid:
         ("allocated", [point.allocated_bytes for point in inspection.timeline]),
         ("reserved", [point.reserved_bytes for point in inspection.timeline]),
     ):
-        line = _line(values, peak_bytes, cells, _STEPS[ascii_only])
+        line = course_line(values, peak_bytes, cells, ascii_only=ascii_only)
         table.add_row(f"  {name}", line, f"up to {format_size(max(values))}")
     return table
 
 
-def _line(values: Sequence[int], peak_bytes: int, cells: int, steps: str) -> str:
-    """A row of columns, each the highest of its stretch."""
+def course_line(values: Sequence[int], peak_bytes: int, cells: int, *, ascii_only: bool) -> str:
+    """A row of columns, each the highest of its stretch.
+
+    Args:
+        values: bytes, in order.
+        peak_bytes: what the highest column stands for.
+        cells: columns there are.
+        ascii_only: no character beyond ASCII.
+    """
+    steps = _STEPS[ascii_only]
     count = min(cells, len(values))
     columns = []
     for cell in range(count):

@@ -40,6 +40,9 @@ class Fake:
     def reserved_peak(self):
         return 2 * (100 + self.rank) << 20
 
+    def now(self):
+        return 50 << 20, (100 + self.rank) << 20, 2 * (100 + self.rank) << 20
+
     def ooms(self):
         return 0
 

@@ -260,7 +260,7 @@ def test_another_shell_is_refused(cli):
 @pytest.mark.parametrize(
     ("typed", "wanted"),
     [
-        ("memest exp", ["explain-oom"]),
+        ("memest exp", ["explain-oom", "explain-growth"]),
         ("memest estimate gpt2 --gradient-acc", []),
         ("memest estimate gpt2 --snap", ["--snapshot"]),
         ("memest fits gpt2 --gpu a100-", ["a100-40gb", "a100-80gb"]),

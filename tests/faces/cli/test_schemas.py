@@ -28,6 +28,7 @@ OOM = (
     "but unallocated."
 )
 GPT2 = ("gpt2", "--batch", "4", "--seq-len", "128")
+LOG = str(ROOT / "tests/support/memory.csv")
 BUDGET = ("--fail-over", "12GiB")
 ASKED = {
     "estimate, no GPU": ("estimate", *GPT2),
@@ -47,6 +48,8 @@ ASKED = {
     "stages": ("stages", *GPT2, "--num-gpus", "2"),
     "explain-oom": ("explain-oom", OOM),
     "explain-oom, a model": ("explain-oom", OOM, *GPT2),
+    "explain-growth": ("explain-growth", LOG),
+    "explain-growth, a model": ("explain-growth", LOG, *GPT2),
     "read": ("read", "--launch", "torchrun --nproc_per_node 4 train.py --bf16 --fp8_x 1"),
     "models": ("models", "bert"),
     "gpus": ("gpus",),

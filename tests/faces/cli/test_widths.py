@@ -4,12 +4,15 @@ import pytest
 
 import memest
 from memest.cli.main import run
+from memest.readers.memory_log import read_memory_log
 from memest.report.result import Verdict
 from memest.report.stages_result import OfficialRow, StageRow, StageTable
 from memest.report.suggestions import Suggestion, Suggestions
 from memest.report.terminal import Grid, render
+from memest.search.explain_growth import explanation_of
 from memest.sharding.deepspeed_estimator import ModelStates
 from memest.units import GIB, MIB
+from support.paths import ROOT
 
 WIDTHS = (40, 80, 120)
 MESSAGE = (
@@ -56,6 +59,9 @@ ANSWERS = {
     "stages": _stages,
     "suggestions": _suggestions,
     "oom": lambda _: memest.explain_oom(MESSAGE),
+    "growth": lambda _: explanation_of(
+        read_memory_log(ROOT / "tests/support/memory.csv").points, source="memory.csv"
+    ),
 }
 
 

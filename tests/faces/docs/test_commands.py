@@ -160,6 +160,7 @@ def files(tmp_path_factory) -> Path:
     )
     write("slurm-123.out", message)
     write("run.log", message)
+    write("memory.csv", (ROOT / "tests/support/memory.csv").read_text(encoding="utf-8"))
     (record,) = blocks(ROOT / "docs/validation.md", "json")
     content = json.loads(record)
     record = json.dumps({**content, "model": few_layers(content["model"])}) + "\n"
@@ -189,6 +190,7 @@ PROMISED = ("README.md", "memest help")
     "memest help: memest stages gpt2-xl --num-gpus 8 --bf16 --json",
     "memest help: memest sweep gpt2 --over batch=1:64:x2 --over seq-len=256,512",
     "memest help: memest explain-oom slurm-123.out gpt2 --batch 32 --fp16",
+    "memest help: memest explain-growth memory.csv gpt2 --batch 8 --fp16",
 )
 @pytest.mark.parametrize(
     "line",

@@ -14,6 +14,9 @@ import anyio
 
 from memest.cli.main import run
 from memest.cli.mcp import TOOLS
+from support.paths import ROOT
+
+GROWING = ROOT / "tests/support/memory.csv"
 
 OWN_NET = """
 import torch
@@ -63,6 +66,7 @@ def test_a_client_lists_the_tools_and_calls_each(tmp_path, capsys):
         ("max_batch", {**asked, "options": {"fp16": True}}),
         ("advise", {**asked, "effective_batch": 16}),
         ("explain_oom", {"log": log, "detail": "full"}),
+        ("explain_growth", {"record": str(GROWING), "detail": "full"}),
     )
 
     assert [tool.name for tool in tools] == [tool.name for tool in TOOLS]
@@ -73,6 +77,7 @@ def test_a_client_lists_the_tools_and_calls_each(tmp_path, capsys):
         ("max-batch", "gpt2", "--gpu", "t4", "--fp16"),
         ("advise", "gpt2", "--gpu", "t4", "-n", "16"),
         ("explain-oom", log),
+        ("explain-growth", str(GROWING)),
     ]
     for result, words in zip(results, lines, strict=True):
         assert not result.is_error

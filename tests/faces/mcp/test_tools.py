@@ -14,12 +14,14 @@ from memest.cli.mcp import TOOLS, answer
 from memest.config import packages
 from memest.config.own_code import NO_OWN_CODE
 from memest.errors import ConfigError, MemestError
+from support.paths import ROOT
 
 LOG = (
     "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 14.74 GiB of "
     "which 2.12 MiB is free. Of the allocated memory 14.10 GiB is allocated by PyTorch, and 120.00 "
     "MiB is reserved by PyTorch but unallocated."
 )
+GROWING = ROOT / "tests/support/memory.csv"
 QUESTIONS = {
     "estimate": (
         {"model": "gpt2", "batch": 8, "gpu": ["t4", "l4"], "options": {"fp16": True}},
@@ -39,6 +41,7 @@ QUESTIONS = {
         "advise gpt2 --gpu t4 --effective-batch 16 --any-precision",
     ),
     "explain_oom": ({"log": LOG}, f"explain-oom '{LOG}'"),
+    "explain_growth": ({"record": str(GROWING)}, f"explain-growth '{GROWING}'"),
 }  # fmt: skip
 """By tool: arguments, and the command of the same question."""
 
@@ -55,7 +58,7 @@ def printed(capsys, line):
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.slow(but=("fits", "explain_oom"))
+@pytest.mark.slow(but=("fits", "explain_oom", "explain_growth"))
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_a_tool_answers_what_the_command_prints(name, capsys):
     arguments, line = QUESTIONS[name]

@@ -11,6 +11,7 @@ import pytest
 
 import memest
 from memest.errors import ConfigError, MissingDependencyError
+from support.paths import ROOT
 
 MODEL = (
     "bert-large-uncased?num_hidden_layers=2&hidden_size=64&intermediate_size=128"
@@ -35,10 +36,11 @@ def results():
         "advice": memest.advise(MODEL, gpu="t4", effective_batch=8, **OPTIONS),
         "stages": memest.stages(MODEL, num_gpus=2, batch=2, **OPTIONS),
         "oom": memest.explain_oom(OOM),
+        "growth": memest.explain_growth(ROOT / "tests/support/memory.csv"),
     }
 
 
-NAMES = ("estimate", "sweep", "max_batch", "comparison", "advice", "stages", "oom")
+NAMES = ("estimate", "sweep", "max_batch", "comparison", "advice", "stages", "oom", "growth")
 
 
 @pytest.mark.slow("estimate", "sweep", "max_batch")
@@ -92,7 +94,7 @@ def test_a_table_that_there_is_not(results):
         "advice",
     )
 )
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "oom"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("oom", "growth")])
 def test_plots_are_figures_that_a_notebook_shows(results, name):
     from matplotlib.figure import Figure
 

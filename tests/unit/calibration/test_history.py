@@ -20,13 +20,13 @@ from memest.calibration.recording.history import (
     mark_counters,
     place_marks,
     read_history,
-    site_of,
     start_history,
     take_history,
     write_history,
 )
 from memest.errors import ConfigError, DeviceError
 from memest.replay import AllocatorConf, load_snapshot, replay_snapshot
+from memest.replay.sites import site_of
 from memest.replay.snapshot import TraceEvent
 from support.made_up_stream import made_up_stream
 from support.simulated_run import RealRun, record

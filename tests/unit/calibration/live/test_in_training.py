@@ -372,6 +372,48 @@ class TestCallback:
         assert callback.measured.reserved_bytes == 400 * MIB
 
     @pytest.mark.slow
+    def test_tensors_that_a_loop_keeps_are_told_and_named(self, tmp_path, card, caplog):
+        class Keeps(transformers.TrainerCallback):
+            def on_step_begin(self, args, state, control, **kwargs):
+                card.allocated += 2 * 512
+
+        callback = MemestCallback(store=False)
+        trainer, spy = trainer_of(tmp_path, callback, max_steps=12, logging_steps=3)
+        trainer.add_callback(Keeps())
+        with caplog.at_level(logging.WARNING, logger="memest"):
+            trainer.train()
+        logged = [(s, logs["memest/allocated_bytes"]) for s, logs in spy.logs
+                  if "memest/allocated_bytes" in logs]  # fmt: skip
+        (leak,) = [finding for finding in callback.growth.findings if finding.is_leak]
+
+        assert (leak.cause, leak.step_bytes) == ("kept tensors", 512)
+        assert logged == [(s, 100 * MIB + 512 * s) for s in (3, 6, 9, 12)]
+        assert "memory grows (kept tensors)" in caplog.text
+        assert callback.growth.expected.held_bytes > 0
+
+    @pytest.mark.slow
+    def test_predictions_of_an_evaluation_are_no_leak(self, tmp_path, card, caplog):
+        class Gathers(transformers.TrainerCallback):
+            def on_step_end(self, args, state, control, **kwargs):
+                if state.global_step == 3:
+                    trainer.evaluate(Rows())
+
+            def on_prediction_step(self, args, state, control, **kwargs):
+                card.allocated += MIB
+
+            def on_evaluate(self, args, state, control, **kwargs):
+                card.allocated = 200 * MIB
+
+        callback = MemestCallback(store=False)
+        trainer, _ = trainer_of(tmp_path, callback, max_steps=6, per_device_eval_batch_size=2)
+        trainer.add_callback(Gathers())
+        with caplog.at_level(logging.WARNING, logger="memest"):
+            trainer.train()
+
+        assert [finding.cause for finding in callback.growth.findings] == ["evaluation"]
+        assert "memory grows" not in caplog.text
+
+    @pytest.mark.slow
     def test_strict_stops_before_the_first_step(self, tmp_path, card):
         trainer, _ = trainer_of(
             tmp_path, MemestCallback(gpu_memory="8MiB", strict=True, store=False)
@@ -463,6 +505,23 @@ class TestCallback:
             (found,) = kept.measurements()
         assert found.status is Status.OOM
         assert len(found.steps) == 2
+
+
+def test_a_long_run_keeps_a_reading_of_every_part_of_it():
+    from memest.calibration.live.curve import MemoryCurve
+
+    counters = SimpleNamespace(now=lambda: (5, 7, 9))
+    curve = MemoryCurve(counters)
+    for step in range(10_001):
+        curve.read(step)
+    steps = [point.step for point in curve.points]
+
+    assert steps[0] == 0
+    assert 512 <= len(steps) <= 1024
+    assert len({after - before for before, after in itertools.pairwise(steps)}) == 1
+    assert steps[-1] > 9_900
+    assert curve.logs()["memest/allocated_bytes"] == 5
+    assert curve.points[0].host_bytes > MIB
 
 
 class TestMeasure:

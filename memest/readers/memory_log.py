@@ -1,0 +1,225 @@
+"""Logs of a run's memory, one row a reading: CSV, JSON lines, a Trainer's state, nvidia-smi.
+
+What a column is, its name tells (``allocated_bytes``, ``memory.used [MiB]``,
+``memest/allocated_bytes``); its unit, the name or the values. A unit that nothing tells is asked
+for, not guessed.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memest.errors import ConfigError
+from memest.files.texts import read_small
+from memest.report.growth_result import MemoryPoint, Quantity
+from memest.units import GIB, KIB, MIB, parse_size
+
+__all__ = ["MemoryLog", "read_memory_log"]
+
+_MOST = 256 * MIB
+_CERTAINLY_BYTES = 10_000_000
+"""Above this a number without a unit counts bytes: no card has so many MiB."""
+_STEPS = ("step", "global_step", "_step", "train/global_step", "iteration", "iter", "steps")
+_EVALUATION = ("evaluation", "eval", "is_eval", "evaluating")
+_UNITS = {
+    "bytes": 1, "byte": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "kb": 10**3, "mb": 10**6,
+    "gb": 10**9,
+}  # fmt: skip
+# behind a separator, or as a word of its own in camel case
+_UNIT = re.compile(rf"(?:^|[^a-zA-Z]|(?<=[a-z])(?=[A-Z]))(?i:({'|'.join(_UNITS)}))\W*$")
+_DRIVER = re.compile(
+    r"(?:^|\W)(?:system[/.]gpu|gpu\.\d|nvml|nvidia)|memory.used|device", re.IGNORECASE
+)
+_HOST = re.compile(r"(?:^|[^a-z])(?:rss|host|proc\.memory|cpu)", re.IGNORECASE)
+_HIGHEST = re.compile(r"max|peak|high", re.IGNORECASE)
+_OF_CARD = re.compile(r"total|free|percent|util|predicted|difference|limit|headroom", re.IGNORECASE)
+
+_EXAMPLE = "step,allocated_mib,reserved_mib"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLog:
+    """What a log tells of memory.
+
+    Attributes:
+        points: its readings, in order.
+        unit: ``step`` where a column numbers them, else ``row``.
+        columns: for each quantity the name of its column.
+        notes: what was taken how.
+    """
+
+    points: tuple[MemoryPoint, ...]
+    unit: str
+    columns: Mapping[Quantity, str]
+    notes: tuple[str, ...]
+
+
+def read_memory_log(path: str | Path) -> MemoryLog:
+    """Read a log.
+
+    Raises:
+        ConfigError: it cannot be read, has no column of memory, or one whose unit nothing tells.
+    """
+    file = Path(path).expanduser()
+    try:
+        text = read_small(file, _MOST)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path} is neither text nor a snapshot: give a file of "
+            "torch.cuda.memory._dump_snapshot, or a log of memory as CSV or JSON lines."
+        ) from error
+    rows = _rows(text, path)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = _columns(names)
+    if not columns:
+        said = ", ".join(names[:8]) or "no column"
+        raise ConfigError(
+            f"{path} has no column of memory (it has {said}): name them as in {_EXAMPLE}; "
+            "allocated, max_allocated, reserved, device and host are known, with their units."
+        )
+    return _log(rows, names, columns, path)
+
+
+def _rows(text: str, path: str | Path) -> list[dict[str, Any]]:
+    stripped = text.lstrip()
+    if stripped.startswith(("{", "[")):
+        return _json_rows(stripped, path)
+    reader = csv.DictReader(io.StringIO(text), skipinitialspace=True)
+    try:
+        return [{str(k): v for k, v in row.items() if k} for row in reader]
+    except csv.Error as error:
+        raise ConfigError(f"{path} is no CSV ({error}): a header and rows, {_EXAMPLE}.") from error
+
+
+def _json_rows(text: str, path: str | Path) -> list[dict[str, Any]]:
+    """Rows of a Trainer's state, of a list, or of one object a line."""
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError:
+        content = []
+        for number, line in enumerate(text.splitlines(), 1):
+            if not line.strip():
+                continue
+            try:
+                content.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise ConfigError(
+                    f"{path}, line {number} is no JSON ({error.msg}): one object a line, a list, "
+                    "or a trainer_state.json."
+                ) from error
+    if isinstance(content, dict):
+        content = content.get("log_history", [content])
+    return [row for row in content if isinstance(row, dict)]
+
+
+def _columns(names: Sequence[str]) -> dict[Quantity, str]:
+    """For each quantity the first column that is of it."""
+    found: dict[Quantity, str] = {}
+    for name in names:
+        quantity = _quantity(name)
+        if quantity is not None:
+            found.setdefault(quantity, name)
+    return found
+
+
+def _quantity(name: str) -> Quantity | None:
+    if _OF_CARD.search(name):
+        return None
+    lower = name.lower()
+    if _HOST.search(name) and "gpu" not in lower:
+        return Quantity.HOST
+    if _DRIVER.search(name):
+        return Quantity.DEVICE
+    if "reserved" in lower or "cached" in lower:
+        return Quantity.RESERVED
+    if "allocated" in lower:
+        highest = _HIGHEST.search(name) or "measured" in lower
+        return Quantity.PEAK_ALLOCATED if highest else Quantity.ALLOCATED
+    return None
+
+
+def _log(
+    rows: Sequence[Mapping[str, Any]],
+    names: Iterable[str],
+    columns: Mapping[Quantity, str],
+    path: str | Path,
+) -> MemoryLog:
+    step = next((name for name in names if name.lower() in _STEPS), None)
+    flag = next((name for name in names if name.lower() in _EVALUATION), None)
+    notes: list[str] = []
+    sizes = {
+        quantity: _sizes([row.get(name) for row in rows], name, path, notes)
+        for quantity, name in columns.items()
+    }
+    points = []
+    for number, row in enumerate(rows):
+        values = {f"{q.value}_bytes": each[number] for q, each in sizes.items()}
+        if all(value is None for value in values.values()):
+            continue
+        at = _whole(row.get(step), step or "", path) if step else None
+        points.append(
+            MemoryPoint(
+                step=number + 1 if at is None else at,
+                evaluation=str(row.get(flag, "")).strip().lower() in ("1", "true", "yes", "eval"),
+                **values,
+            )
+        )
+    points.sort(key=lambda point: point.step)
+    return MemoryLog(
+        points=tuple(points),
+        unit="step" if step else "row",
+        columns=columns,
+        notes=tuple(notes),
+    )
+
+
+def _whole(value: Any, name: str, path: str | Path) -> int | None:
+    if value in (None, ""):
+        return None
+    try:
+        return int(float(value))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{path}: {name} is {value!r}: a whole number is needed.") from error
+
+
+def _sizes(
+    values: Sequence[Any], name: str, path: str | Path, notes: list[str]
+) -> list[int | None]:
+    """Bytes of a column, by the unit of its values or of its name."""
+    match = _UNIT.search(name)
+    unit = _UNITS[match[1].lower()] if match else None
+    sizes: list[int | None] = []
+    for value in values:
+        text = str(value).strip()
+        if value in (None, "") or text.lower() in ("nan", "none", "n/a", "[n/a]"):
+            sizes.append(None)
+            continue
+        try:
+            if text[-1].isalpha():
+                sizes.append(parse_size(text))
+                continue
+            number = float(text)
+            sizes.append(int(number * (unit or 1)))
+        except (ConfigError, ValueError, OverflowError) as error:
+            raise ConfigError(
+                f"{path}: {name} is {text[:40]!r}: a size is needed, 1343MiB or a number."
+            ) from error
+    has_units = any(str(value).strip()[-1:].isalpha() for value in values if value is not None)
+    if unit is None and not has_units:
+        known = [size for size in sizes if size is not None]
+        if max(known, default=0) < _CERTAINLY_BYTES:
+            raise ConfigError(
+                f"{path}: nothing says what {name} counts: call it {name}_mib, _gib or _bytes, or "
+                "write units behind the values (1343 MiB)."
+            )
+        notes.append(f"{name} was taken as bytes: it names no unit, and is too large for others.")
+    return sizes
