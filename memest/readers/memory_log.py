@@ -169,7 +169,7 @@ def _log(
         points.append(
             MemoryPoint(
                 step=number + 1 if at is None else at,
-                evaluation=str(row.get(flag, "")).strip().lower() in ("1", "true", "yes", "eval"),
+                evaluation=str(row.get(flag or "", "")).strip().lower() in ("1", "true", "yes", "eval"),
                 **values,
             )
         )

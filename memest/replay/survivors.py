@@ -122,7 +122,8 @@ def _stacks(trace: Sequence[Mapping[str, Any]]) -> tuple[array[int], list[Any]]:
     """For each entry the number of its stack, -1 where nothing is allocated; and the stacks."""
     numbers: dict[tuple[Any, ...], int] = {}
     by_identity: dict[int, int] = {}
-    stacks, frames = array("l", [-1]) * len(trace), []
+    stacks = array("l", [-1]) * len(trace)
+    frames: list[Any] = []
     for index, entry in enumerate(trace):
         if entry["action"] != "alloc":
             continue

@@ -272,7 +272,8 @@ def expected_course(run: Run, model: str, gpu: str) -> ExpectedCourse:
     def before(position: int) -> int:
         return curve[position - 1] if position else 0
 
-    forward, begins = 0, {}
+    forward = 0
+    begins: dict[int, int] = {}
     ends = [*stream.mark_positions[1:], len(stream.events)]
     for mark, start, stop in zip(stream.marks, stream.mark_positions, ends, strict=True):
         if mark.step:
