@@ -88,6 +88,20 @@ def test_an_engine_that_sleeps_meets_what_the_trainer_keeps_between_steps(model)
 
 
 @pytest.mark.parametrize("options", [{}, {"engine_sleeps": True}])
+def test_nothing_is_sure_to_fit_where_an_engine_s_graphs_may_not(model, options):
+    """vLLM says of its CUDA graphs that they take 1 to 3 GiB beside its share."""
+    question = {**VLLM, **options}
+    roomy = memest.estimate(model, **question)
+    near = memest.estimate(model, **question, engine_share=0.9)
+
+    assert roomy.verdict == "fits"
+    assert near.gpu.headroom_bytes > 0
+    assert near.verdict == "cannot say"
+    assert "CUDA graphs may take up to 3.00 GiB" in near.gpu.reason
+    assert near.peak.device_bytes < near.gpu.usable_bytes < near.interval.high_bytes
+
+
+@pytest.mark.parametrize("options", [{}, {"engine_sleeps": True}])
 def test_a_share_that_leaves_no_room_does_not_fit(model, options):
     result = memest.estimate(model, **VLLM, engine_share=0.99, **options)
 
