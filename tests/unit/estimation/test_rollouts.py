@@ -145,6 +145,23 @@ def test_what_cannot_be_is_refused_with_what_to_type(model, options, words):
         memest.estimate(model, **{**QUESTION, **options})
 
 
+def test_the_largest_batch_comes_with_what_an_engine_takes(model):
+    question = {key: value for key, value in VLLM.items() if key not in ("max_batch", "batch")}
+    answer = memest.max_batch(model, **{**question, "gpu_memory": "2GiB"}, engine_share=0.9)
+
+    assert any(note.startswith("vLLM holds") for note in answer.notes)
+    assert any("completions of 32 tokens, half" in text for text in answer.assumptions)
+
+
+@pytest.mark.parametrize(("options", "said"), [({}, True), ({"completion_len": 32}, False)])
+def test_half_of_a_sequence_is_said_to_be_assumed(model, options, said):
+    result = memest.estimate(model, **QUESTION, engine="server", **options)
+    text = "completions of 32 tokens, half of the length (--completion-len sets it)"
+
+    assert (text in result.assumptions) is said
+    assert text not in result.usual
+
+
 def test_half_of_a_sequence_is_the_completion_unless_it_is_said():
     assert Rollouts().completion_of(65) == 32
     assert Rollouts(completion_len=10).completion_of(65) == 10
