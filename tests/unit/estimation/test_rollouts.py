@@ -8,6 +8,7 @@ import pytest
 
 import memest
 from memest.config.rollouts import Rollouts
+from memest.estimation.tracer import Tracer
 from memest.events import Category, Phase
 from support.small_llama import LLAMA
 
@@ -15,6 +16,7 @@ QUESTION = {
     "method": "grpo", "batch": 4, "seq_len": 64, "bf16": True, "gpu": "rtx-4090",
     "max_batch": False,
 }  # fmt: skip
+trace = Tracer.evaluation
 VLLM = {**QUESTION, "engine": "vllm"}
 
 
@@ -165,3 +167,24 @@ def test_half_of_a_sequence_is_said_to_be_assumed(model, options, said):
 def test_half_of_a_sequence_is_the_completion_unless_it_is_said():
     assert Rollouts().completion_of(65) == 32
     assert Rollouts(completion_len=10).completion_of(65) == 10
+
+
+def test_cards_with_the_same_kernels_share_the_trace_of_a_generation(tmp_path, monkeypatch):
+    """What is said of each is what is said of it alone, where no other's trace lies."""
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 2}))
+    question = {**QUESTION, "seq_len": 32, "gpu": None, "alternatives": False}
+    cards = ("l4", "rtx-4090", "rtx-3090", "t4")
+    made = []
+    monkeypatch.setattr(
+        Tracer, "evaluation", lambda *args, **o: made.append(args[1].gpu) or trace(*args, **o)
+    )
+
+    monkeypatch.setenv("MEMEST_CACHE", str(tmp_path / "together"))
+    together = memest.estimate(str(tmp_path), **{**question, "gpu": cards}).common_gpus
+    shared = len(made)
+    for name, fit in zip(cards[1:], together, strict=True):
+        monkeypatch.setenv("MEMEST_CACHE", str(tmp_path / name))
+        alone = memest.estimate(str(tmp_path), **{**question, "gpu": name})
+        assert alone.gpu == fit
+    assert shared == 2  # flash, and what a T4 takes in its place
+    assert len(made) == shared + len(cards) - 1
