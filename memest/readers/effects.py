@@ -8,8 +8,8 @@ from dataclasses import replace
 from memest.config.deepspeed import ON_SAVE
 from memest.config.kinds import Attention, Method, read_method
 from memest.config.option_table import OPTIONS
-from memest.readers.training_arguments import METHODS
-from memest.readers.values import Bounded, Level, ReadValue, Remark, Saving
+from memest.readers.training_arguments import METHODS, WITHOUT_LIGER
+from memest.readers.values import Bounded, Either, Level, ReadValue, Remark, Saving
 
 __all__ = ["OPTIONS_OF_4BIT", "OPTIONS_OF_LORA", "values_that_act"]
 
@@ -226,7 +226,6 @@ def _settle_method(
         (fsdp, "under FSDP"),
         (zero == 3, "under ZeRO-3"),
         (compiled, "together with torch.compile"),
-        (_is_on(acting, "use_liger_kernel"), "beside Liger's kernels"),
         (quantised and method.makes_all_logits, "on a quantised base"),
     ):
         if applies:
@@ -235,6 +234,8 @@ def _settle_method(
             for option in _OF_METHODS:
                 drop(option, "with the method")
             return []
+    if _is_on(acting, "use_liger_kernel"):
+        drop("use_liger_kernel", Either(f"not priced beside --method {method}: {WITHOUT_LIGER}"))
     remarks = []
     evaluation = acting.get("eval_batch")
     if evaluation is not None and evaluation.level is not Level.FLAG:
