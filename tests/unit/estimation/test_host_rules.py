@@ -183,12 +183,13 @@ def test_of_a_sharded_checkpoint_every_process_has_its_shards():
         ({"zero": 3}, [[(100, True)]], 0),
         (
             {
+                "with_": "save",
                 "deepspeed": {
                     "zero_optimization": {
                         "stage": 3,
                         "stage3_gather_16bit_weights_on_model_save": True,
                     }
-                }
+                },
             },
             [[(520, False)], [(100, True)]],
             800,
