@@ -7,18 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memest.config.options import setup_from_options
-from memest.estimation.host_rules import (
-    HostFacts,
-    HostPart,
-    HostRule,
-    Unpriced,
-    WeightFacts,
-    largest_file,
-    loading,
-    resuming,
-    saving,
-    training,
-)
+from memest.estimation.checkpoint_rules import largest_file, resuming, saving
+from memest.estimation.host_facts import HostFacts, HostPart, HostRule, Unpriced, WeightFacts
+from memest.estimation.host_rules import loading, training
 
 SHARDED = {"fsdp": "full_shard", "num_gpus": 4, "bf16": True}
 
