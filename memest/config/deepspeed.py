@@ -15,7 +15,7 @@ from memest.config.parallelism import Distributed
 from memest.errors import ConfigError, hint
 from memest.files.texts import read_json
 
-__all__ = ["DeepSpeedFile", "read_deepspeed", "with_hidden_size"]
+__all__ = ["ON_SAVE", "DeepSpeedFile", "own_key", "read_deepspeed", "with_hidden_size"]
 
 AUTO = "auto"
 _HIDDEN_SIZE_KEYS = ("hidden_size", "n_embd", "d_model", "dim")
@@ -24,7 +24,8 @@ _IRRELEVANT_KEYS = frozenset(
     legacy_stage1 ignore_unused_parameters log_trace_cache_warnings""".split()
 )
 """Keys of ``zero_optimization`` that say nothing of memory."""
-_ON_SAVE = "stage3_gather_16bit_weights_on_model_save"
+ON_SAVE = "stage3_gather_16bit_weights_on_model_save"
+"""What stage 3 does when the Trainer saves a model: no matter of a step (memest.config.life)."""
 _STAGE_3_KEYS = frozenset(
     """sub_group_size stage3_max_live_parameters stage3_max_reuse_distance
     stage3_prefetch_bucket_size stage3_param_persistence_threshold
@@ -124,12 +125,12 @@ def read_deepspeed(value: Any, *, shares_sequences: bool = True) -> DeepSpeedFil
     options["zero"] = stage
     settings: dict[str, Any] = {}
     for spelling, setting in zero.items():
-        key = _ALIASES.get(spelling, spelling)
+        key = own_key(spelling)
         if key == "stage" or key in _IRRELEVANT_KEYS:
             continue
-        if key == _ON_SAVE:
-            # no matter of a step: what is asked about saving (memest.config.life)
-            options[key] = (setting != AUTO and _switch(name, key, setting)) or None
+        if key == ON_SAVE:
+            gathers = setting != AUTO and _switch(name, key, setting)
+            options[key] = True if gathers and stage == 3 else None
         elif key in _STAGE_3_KEYS:
             settings[key] = _elements(name, key, setting, least=0, auto=key in _AUTO_RULES)
         elif key in _STAGE_3_SWITCHES and stage == 3:
@@ -152,7 +153,7 @@ def read_deepspeed(value: Any, *, shares_sequences: bool = True) -> DeepSpeedFil
         else:
             legal_keys = (
                 *_IRRELEVANT_KEYS,
-                _ON_SAVE,
+                ON_SAVE,
                 *_DEFAULT_ONLY,
                 *_STAGE_3_KEYS,
                 *_OFFLOAD_KEYS,
@@ -163,6 +164,11 @@ def read_deepspeed(value: Any, *, shares_sequences: bool = True) -> DeepSpeedFil
                 f"{name}: zero_optimization.{key} is not known to memest.{suggestion}"
             )
     return DeepSpeedFile({k: v for k, v in options.items() if v is not None}, settings)
+
+
+def own_key(spelling: str) -> str:
+    """The name that a key of ``zero_optimization`` goes by, which has another one as well."""
+    return _ALIASES.get(spelling, spelling)
 
 
 def _load(path: Any) -> Mapping[str, Any]:

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from memest.config.kinds import Fsdp, Task
+from memest.config.kinds import Fsdp, Loop, Task
+from memest.config.life import Life, LifePart
 from memest.config.training_options import TrainingOptions
 
 __all__ = ["idle_options"]
@@ -30,6 +31,14 @@ _WITH_LABELS = (
 _TF32_SINCE = (8, 0)
 
 Capability = tuple[int, int]
+
+
+def _life(setup: TrainingOptions) -> Life:
+    return setup.life or Life()
+
+
+def _gathers(setup: TrainingOptions) -> bool:
+    return _life(setup).stage3_gather_16bit_weights_on_model_save
 
 
 class Idle(NamedTuple):
@@ -110,6 +119,52 @@ _ROWS = (
         lambda s, _: s.distributed.fsdp_cpu_ram_efficient_loading and s.quantization is None,
         "--fsdp-cpu-ram-efficient-loading has no effect on GPUs: a model that is not quantised "
         "waits in host memory anyway",
+    ),
+    Idle(
+        lambda s, _: _life(s).fsdp_state_dict_type and s.distributed.fsdp is Fsdp.NONE,
+        "--fsdp-state-dict-type {s.life.fsdp_state_dict_type} has no effect: without --fsdp there "
+        "are no shards to write",
+    ),
+    Idle(
+        lambda s, _: (
+            _life(s).fsdp_state_dict_type
+            and s.distributed.fsdp is not Fsdp.NONE
+            and not {LifePart.SAVE, LifePart.RESUME} & set(_life(s).parts)
+        ),
+        "--fsdp-state-dict-type {s.life.fsdp_state_dict_type} has no effect: nothing is asked "
+        "about a checkpoint. Add --with save, --with resume or both",
+    ),
+    Idle(
+        lambda s, _: _gathers(s) and s.distributed.zero != 3,
+        "--stage3-gather-16bit-weights-on-model-save has no effect: --zero 3 alone has parts of "
+        "weights to gather",
+    ),
+    Idle(
+        lambda s, _: _gathers(s) and s.distributed.zero == 3 and s.loop is not Loop.TRAINER,
+        "--stage3-gather-16bit-weights-on-model-save has no effect: the Trainer gathers weights "
+        "when it saves, a loop of one's own (--loop {s.loop}) writes parts",
+    ),
+    Idle(
+        lambda s, _: (
+            _gathers(s)
+            and s.distributed.zero == 3
+            and s.loop is Loop.TRAINER
+            and LifePart.SAVE not in _life(s).parts
+        ),
+        "--stage3-gather-16bit-weights-on-model-save has no effect: nothing is asked about saving. "
+        "Add --with save",
+    ),
+    Idle(
+        lambda s, _: _life(s).processes_per_node and not _life(s).is_asked,
+        "--processes-per-node {s.life.processes_per_node} has no effect: nothing is asked about "
+        "host memory. Add --host-memory 64GiB, or --with save",
+    ),
+    Idle(
+        lambda s, _: (
+            _life(s).is_asked and (_life(s).processes_per_node or 0) > s.distributed.num_gpus
+        ),
+        "--processes-per-node {s.life.processes_per_node} is more than the run has: "
+        "{s.distributed.num_gpus} of --num-gpus are taken",
     ),
 )
 

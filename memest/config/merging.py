@@ -14,7 +14,7 @@ from typing import Any
 
 from memest.config.adapter import VIRTUAL_TOKENS, method_of, read_adapter
 from memest.config.data_loading import DataLoading
-from memest.config.deepspeed import read_deepspeed
+from memest.config.deepspeed import ON_SAVE, read_deepspeed
 from memest.config.generation import Generation
 from memest.config.inputs import arguments_of
 from memest.config.kinds import Method, read_method
@@ -130,7 +130,10 @@ def _merge_deepspeed(values: dict[str, Any], base: Setup | None) -> None:
     pieces = values.get("sp", 1 if base is None else base.distributed.sp)
     deep_speed_file = read_deepspeed(value, shares_sequences=pieces != 1)
     values["zero_settings"] = deep_speed_file.settings
+    asks = "life" in values or (base is not None and base.life is not None)
     for name, value in deep_speed_file.options.items():
+        if name == ON_SAVE and not asks:
+            continue  # a file's word on saving, about which nobody asks
         if name in values and str(values[name]) != str(value):
             raise ConfigError(
                 f"{_FLAGS[name]} {values[name]} and the DeepSpeed configuration's "

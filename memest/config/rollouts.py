@@ -129,6 +129,13 @@ class Rollouts:
             )
         return tokens
 
+    def assumed(self, seq_len: int | None) -> list[str]:
+        """What is said of completions where nobody named their length."""
+        if self.completion_len is not None or seq_len is None:
+            return []
+        tokens = self.completion_of(seq_len)
+        return [f"completions of {tokens} tokens, half of the length (--completion-len sets it)"]
+
     def generation_of(self, seq_len: int) -> Generation | None:
         """The ``generate`` that writes completions; None where an engine does.
 

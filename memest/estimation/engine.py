@@ -2,9 +2,12 @@
 
 A documented rule, not proved here: an engine takes ``gpu_memory_utilization`` of the GPU's memory,
 for its own weights, its activations and a cache that fills the rest; asleep at level 2 it holds
-neither weights nor cache. CUDA graphs come on top of that.
+neither weights nor cache. CUDA graphs may come on top of that, awake and asleep: they are the
+upper end of the range.
 
-Sources: vLLM ``v1/worker/gpu_worker.py`` (``determine_available_memory``, ``sleep``); TRL 1.16
+Sources: vLLM ``v1/worker/gpu_worker.py`` (``determine_available_memory``, which takes graphs off
+the cache in newer releases alone; ``sleep``, which leaves them), ``worker/model_runner.py``
+(``capture_model``: "CUDA graphs can take additional 1~3 GiB memory per GPU"); TRL 1.16
 ``generation/vllm_generation.py`` (wakes the engine to generate, behind ``empty_cache``).
 """
 
@@ -19,7 +22,7 @@ from memest.estimation.gpu_target import TargetGpu
 from memest.estimation.run import Run
 from memest.estimation.run_facts import Peaks
 from memest.profiles.stream import Stream
-from memest.units import format_size
+from memest.units import GIB, format_size
 
 __all__ = ["with_engine"]
 
@@ -28,6 +31,9 @@ _WEIGHT_BYTES = 2
 
 _CACHE_SHARE = 0.05
 """Of the GPU's memory, what a share should have beyond the weights."""
+
+_GRAPH_BYTES = 3 * GIB
+"""The most that vLLM says its CUDA graphs take beside its share."""
 
 
 def with_engine(peaks: Peaks, target: TargetGpu, run: Run, stream: Stream) -> Peaks:
@@ -58,7 +64,15 @@ def with_engine(peaks: Peaks, target: TargetGpu, run: Run, stream: Stream) -> Pe
             "vLLM's share does not hold its weights",
         )
     rest = f"its weights take {format_size(weights)} of that, activations and cache the rest"
-    graphs = "CUDA graphs come on top and are not counted: a documented rule of vLLM, not measured"
+    graphs = (
+        f"CUDA graphs may come on top, {format_size(_GRAPH_BYTES)} at most by vLLM's own words, "
+        "and are in the upper end of the range alone: documented rules, not measured"
+    )
+    peaks = replace(
+        peaks,
+        high_bytes=peaks.high_bytes + _GRAPH_BYTES,
+        engine_slack_bytes=_GRAPH_BYTES,
+    )
     if not rollouts.engine_sleeps:
         note = f"vLLM holds {size} all the time: {rest}; {graphs}."
         return _beside(peaks, share, note)

@@ -28,10 +28,12 @@ from memest.estimation.run_facts import Peaks
 from memest.estimation.verdict import largest_batch, verdict_for
 from memest.estimation.whole_run import resolve_run
 from memest.profiles.known_profiles import each_size_alone
+from memest.profiles.stream import Stream
 from memest.replay.conf import parse_alloc_conf
 from memest.replay.replay import Replay
 from memest.report.life_result import RunLife
 from memest.report.result import Estimate, GpuFit, Interval, Peak, RankPeak, Spot, Verdict
+from memest.workspaces.operator_call import GpuTraits
 
 if TYPE_CHECKING:
     import torch
@@ -199,7 +201,10 @@ def answer(
     other_gpus: Sequence[TargetGpu] = named_gpus[1:]
     if not named_gpus and common and not setup.torch_compile:  # each would be compiled for
         other_gpus = common_target_gpus(setup.software.cuda, targets.torch, targets.context)
-    fits, left_out = _fits_others(profiler, request, other_gpus, replays, named=bool(named_gpus))
+    known_runs = {main.traits: (run, stream)}
+    fits, left_out = _fits_others(
+        profiler, request, other_gpus, replays, known_runs, named=bool(named_gpus)
+    )
     fit = verdict_for(main, setup, peaks, stream, result, replays.conf) if named_gpus else None
     batch = safe = None
     if looks_for_batch:
@@ -279,10 +284,13 @@ def _fits_others(
     request: Setup,
     targets: Sequence[TargetGpu],
     replays: ReplayCache,
+    known_runs: dict[GpuTraits, tuple[Run, Stream]],
     *,
     named: bool,
 ) -> tuple[list[GpuFit], list[str]]:
     """The verdicts for further GPUs, and what to say of those that are left out.
+
+    GPUs that differ in their memory alone share a run and its stream, which ``known_runs`` keeps.
 
     Raises:
         MemestError: a GPU that was named has no answer.
@@ -291,8 +299,10 @@ def _fits_others(
     names_by_reason: dict[str, list[str]] = {}
     for target in targets:
         try:
-            run = resolve_run(profiler, request, target.traits)
-            stream = run.stream
+            if target.traits not in known_runs:
+                run = resolve_run(profiler, request, target.traits)
+                known_runs[target.traits] = run, run.stream
+            run, stream = known_runs[target.traits]
             result = replays.of(stream)
             peaks = peaks_of(target, run, stream, result)
         except (UnfitGpuError, MissingDependencyError) as error:

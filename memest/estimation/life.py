@@ -17,17 +17,9 @@ from memest.config.quantization import Format
 from memest.config.setup import Setup
 from memest.estimation.batches import batch_sizes
 from memest.estimation.breakdown import alive_at_end
-from memest.estimation.host_rules import (
-    HostFacts,
-    HostPart,
-    HostRule,
-    Unpriced,
-    WeightFacts,
-    loading,
-    resuming,
-    saving,
-    training,
-)
+from memest.estimation.checkpoint_rules import resuming, saving
+from memest.estimation.host_facts import HostFacts, HostPart, HostRule, Unpriced, WeightFacts
+from memest.estimation.host_rules import loading, training
 from memest.estimation.pipeline import PipelineRun
 from memest.estimation.run import Run
 from memest.events import Category, Phase, Weight

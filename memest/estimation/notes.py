@@ -21,6 +21,7 @@ from memest.report.result import Row
 from memest.units import format_size
 
 __all__ = [
+    "assumed_completions",
     "assumptions_of",
     "host_notes",
     "notes_of",
@@ -50,6 +51,11 @@ def one_of_several(setup: Setup) -> list[str]:
     return [f"{text} samples."]
 
 
+def assumed_completions(setup: Setup) -> list[str]:
+    """How long completions are taken to be, where a run writes some and nobody says it."""
+    return [] if setup.rollouts is None else setup.rollouts.assumed(setup.seq_len)
+
+
 def assumptions_of(notes: Sequence[str], setup: Setup, targets: TargetGpus) -> list[str]:
     """What was decided in the user's place, in sentences.
 
@@ -58,7 +64,7 @@ def assumptions_of(notes: Sequence[str], setup: Setup, targets: TargetGpus) -> l
         setup: the run.
         targets: the GPUs of the question.
     """
-    sentences = list(notes)
+    sentences = [*notes, *assumed_completions(setup)]
     if other := unverified_note():
         sentences.append(other)
     if words := gpu_words(targets):

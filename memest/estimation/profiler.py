@@ -20,6 +20,7 @@ from memest.config.parallelism import ONE_GPU
 from memest.config.setup import SdpaBackend, Setup, Task
 from memest.errors import MemestError, MissingDependencyError
 from memest.estimation.assumption import Usual
+from memest.estimation.evaluation_traces import EvaluationTraces
 from memest.estimation.optimizer_traces import OptimizerTraces
 from memest.estimation.question import Question
 from memest.estimation.replay_cache import ReplayCache
@@ -29,13 +30,12 @@ from memest.events import Trace
 from memest.profiles.axes import (
     UNLIMITED,
     Sizes,
-    gathering_ranks,
     highest_length,
     resized,
     sample_lengths,
     structure_of,
 )
-from memest.profiles.cache import Store, digest_of
+from memest.profiles.cache import Store
 from memest.profiles.family import Family, Point, single_trace_family
 from memest.profiles.family_search import (
     LONG_TRACE,
@@ -67,7 +67,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Profiler"]
 
-_MAX_EVALUATIONS = 16
 _MAX_FAMILIES = 32
 
 
@@ -95,7 +94,7 @@ class Profiler:
         self._known_profiles = KnownProfiles(stores)
         self._profiles: dict[Setup, StepProfile] = {}
         self._replays: dict[AllocatorConf, ReplayCache] = {}
-        self._evaluations: dict[str, Trace] = {}
+        self._evaluations = EvaluationTraces(self._tracer, self._known_profiles)
         self._deep_families: dict[int, tuple[Family, Family]] = {}
         self.progress = progress
         self.optimizers = OptimizerTraces(
@@ -298,7 +297,7 @@ class Profiler:
         if setup.eval_batch is not None:
             eval_setup = replace(setup, batch=setup.eval_batch)
             key_parts = {"predictions": setup.eval_samples is not None}
-            evaluation = self._evaluation(replace(question, setup=eval_setup), key_parts)
+            evaluation = self._evaluations.of(replace(question, setup=eval_setup), key_parts)
         return Run(
             setup,
             question.gpu,
@@ -312,7 +311,7 @@ class Profiler:
     def generation(self, setup: Setup, gpu: GpuTraits) -> Trace:
         """The first steps of the generation that a resolved setup names."""
         question = Question(setup, setup, gpu, self.profile_of(setup))
-        return self._evaluation(question, {"generation": repr(setup.generation)})
+        return self._evaluations.of(question, {"generation": repr(setup.generation)})
 
     def replays(self, conf: AllocatorConf) -> ReplayCache:
         """Where replays of this model's streams are kept."""
@@ -526,26 +525,6 @@ class Profiler:
             digest=key_digest({n: v for n, v in question.profile.key.items() if n != "setup"}),
             model=lambda: self.meta_model(question).model,
         )
-
-    def _evaluation(self, question: Question, key_parts: dict[str, Any]) -> Trace:
-        """An evaluation or generation, traced once for each batch and GPU."""
-        profile = question.profile
-        evaluation_key = {"sizes": question.sizes, **key_parts, "gpu": repr(question.gpu)}
-        generates = "generation" in key_parts
-        ranks = gathering_ranks(question.setup.distributed)
-        if ranks is not None and not generates:
-            evaluation_key["ranks"] = ranks
-        key = digest_of([profile.setup.to_dict(), evaluation_key])
-        trace = self._evaluations.get(key) or self._known_profiles.evaluation(
-            profile, evaluation_key
-        )
-        if trace is None:
-            trace = self._tracer.evaluation(question, generates=generates, ranks=ranks)
-            if len(self._evaluations) >= _MAX_EVALUATIONS:
-                self._evaluations.pop(next(iter(self._evaluations)))
-            self._known_profiles.keep_evaluation(profile, evaluation_key, trace)
-        self._evaluations[key] = trace
-        return trace
 
     # -- sizes that the model takes
 

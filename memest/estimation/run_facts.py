@@ -70,6 +70,7 @@ class Peaks:
             exactly. Empty where nothing was corrected.
         notes: what a correction extrapolated or borrowed, and what an engine takes, in sentences.
         engine_bytes: of the device peak, an engine's that generates on the same GPU.
+        engine_slack_bytes: of the range, what such an engine may take beside its share.
         engine_low_bytes: the least on the device while such an engine is awake that sleeps else.
     """
 
@@ -89,6 +90,7 @@ class Peaks:
     parts: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     engine_bytes: int = 0
+    engine_slack_bytes: int = 0
     engine_low_bytes: int = 0
 
 

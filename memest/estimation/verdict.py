@@ -42,8 +42,8 @@ def verdict_for(
     with all the retries that the allocator makes. ``fits by releasing cache``: the reserved peak
     is above what there is whatever they take, and the run completes because the allocator gives
     back what it caches. ``cannot say``: the setup names something that is not priced, or is priced
-    and not taken, and that may turn the verdict; or a library's choice alone decides. Anything
-    between is ``tight``.
+    and not taken, and that may turn the verdict; or a library's choice alone decides, or the CUDA
+    graphs of an engine on the same GPU. Anything between is ``tight``.
 
     Args:
         target: the GPU.
@@ -88,9 +88,17 @@ def _verdict(
     spare = 0 if peaks.ranges is None else peaks.allocated_bytes - peaks.ranges.allocated.low_bytes
     if not survives(peaks.process_low_bytes - spare):
         return Verdict.DOES_NOT_FIT, ""
-    if peaks.low_bytes > usable and survives(peaks.process_expected_bytes):
+    process = peaks.process_expected_bytes + peaks.engine_slack_bytes
+    if peaks.low_bytes > usable and survives(process):
         return Verdict.RELEASES_CACHE, _release_words(target, peaks, stream, conf)
-    if peaks.high_bytes - peaks.slack_bytes <= usable and _is_mostly_slack(peaks):
+    counted = peaks.high_bytes - peaks.engine_slack_bytes
+    if counted <= usable:
+        slack = format_size(peaks.engine_slack_bytes)
+        return Verdict.CANNOT_SAY, (
+            f"vLLM's CUDA graphs may take up to {slack} beside it, and no more than "
+            f"{format_size(usable - counted)} is sure to be left for them"
+        )
+    if counted - peaks.slack_bytes <= usable and _is_mostly_slack(peaks):
         low, high = format_size(peaks.low_bytes), format_size(peaks.high_bytes)
         return Verdict.CANNOT_SAY, (
             f"anything from {low} to {high}, as the workspaces are that a library picks"
@@ -101,7 +109,8 @@ def _verdict(
 
 def _is_mostly_slack(peaks: Peaks) -> bool:
     """Whether what libraries may choose is most of the range, and not small beside the peak."""
-    rest = peaks.high_bytes - peaks.low_bytes - peaks.slack_bytes
+    slacks = peaks.slack_bytes + peaks.engine_slack_bytes
+    rest = peaks.high_bytes - peaks.low_bytes - slacks
     return peaks.slack_bytes > max(rest, peaks.device_bytes // _LARGE_SLACK)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from memest.config.deepspeed import ON_SAVE
 from memest.config.kinds import Attention, Method, read_method
 from memest.config.option_table import OPTIONS
-from memest.readers.training_arguments import METHODS
-from memest.readers.values import Bounded, Level, ReadValue, Remark, Saving
+from memest.readers.training_arguments import METHODS, WITHOUT_LIGER
+from memest.readers.values import Bounded, Either, Level, ReadValue, Remark, Saving
 
 __all__ = ["OPTIONS_OF_4BIT", "OPTIONS_OF_LORA", "values_that_act"]
 
@@ -144,6 +145,7 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
     if fsdp and "predict_with_generate" in acting and _number(acting, "fsdp_version") == 1:
         for option in ("predict_with_generate", *_OPTIONS_OF_GENERATIONS):
             drop(option, "not priced: a generation under FSDP1")
+    _drop_unasked(acting, drop)
     if "eval_batch" not in acting and "eval_strategy" not in acting:
         for option in ("eval_samples", "eval_accumulation_steps"):
             drop(option, "no evaluation runs")
@@ -184,6 +186,18 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
     return acting, remarks
 
 
+def _drop_unasked(acting: dict[str, ReadValue], drop: Callable[[str, str], None]) -> None:
+    """Leave out what files say of checkpoints and nodes where nobody asks about these."""
+    parts = str(acting["life"].value).lower() if "life" in acting else ""
+    why = "no checkpoint is asked about (--with save)"
+    if "save" not in parts and "resume" not in parts:
+        drop("fsdp_state_dict_type", why)
+    if "save" not in parts:
+        drop(ON_SAVE, why)
+    if not parts and "host_memory" not in acting:
+        drop("processes_per_node", "processes of a node: no host memory is asked about")
+
+
 def _settle_method(
     acting: dict[str, ReadValue],
     drop: Callable[[str, str], None],
@@ -212,7 +226,6 @@ def _settle_method(
         (fsdp, "under FSDP"),
         (zero == 3, "under ZeRO-3"),
         (compiled, "together with torch.compile"),
-        (_is_on(acting, "use_liger_kernel"), "beside Liger's kernels"),
         (quantised and method.makes_all_logits, "on a quantised base"),
     ):
         if applies:
@@ -221,6 +234,8 @@ def _settle_method(
             for option in _OF_METHODS:
                 drop(option, "with the method")
             return []
+    if _is_on(acting, "use_liger_kernel"):
+        drop("use_liger_kernel", Either(f"not priced beside --method {method}: {WITHOUT_LIGER}"))
     remarks = []
     evaluation = acting.get("eval_batch")
     if evaluation is not None and evaluation.level is not Level.FLAG:

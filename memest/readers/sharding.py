@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from memest.config.deepspeed import read_deepspeed
+from memest.config.deepspeed import ON_SAVE, DeepSpeedFile, own_key, read_deepspeed
 from memest.errors import ConfigError
 from memest.readers.documents import find_file, read_document
 from memest.readers.mapping import DocumentKeys
@@ -309,6 +309,11 @@ def read_deepspeed_document(keys: DocumentKeys) -> None:
         "offload_optimizer": "zero_optimization.offload_optimizer",
         "offload_param": "zero_optimization.offload_param",
     }
+    key_of |= {
+        own_key(key): f"zero_optimization.{key}"
+        for key in (zero if isinstance(zero, Mapping) else ())
+        if own_key(key) == ON_SAVE
+    }
     stage = deep_speed_file.options.get("zero", 0)
     for option, value in deep_speed_file.options.items():
         key = key_of.get(option, option)
@@ -324,21 +329,20 @@ def read_deepspeed_document(keys: DocumentKeys) -> None:
         )
     elif deep_speed_file.settings:
         keys.set("zero_settings", dict(deep_speed_file.settings), "zero_optimization")
-    _deepspeed_rest(keys, zero if isinstance(zero, Mapping) else {}, deep_speed_file.settings)
+    _deepspeed_rest(keys, zero if isinstance(zero, Mapping) else {}, deep_speed_file)
 
 
-def _deepspeed_rest(
-    keys: DocumentKeys, zero: Mapping[str, Any], settings: Mapping[str, Any]
-) -> None:
+def _deepspeed_rest(keys: DocumentKeys, zero: Mapping[str, Any], read: DeepSpeedFile) -> None:
     for key in ("zero_optimization", "data_types", *_CHECKED_KEYS.values(), "bf16", "fp16"):
         value = keys.take(key)
         if value == "auto":
             keys.ignore(key, "auto: the run's own")
     for key in zero:
-        full = f"zero_optimization.{key}"
-        acts = key in settings or key in ("stage", "offload_optimizer", "offload_param")
+        full, name = f"zero_optimization.{key}", own_key(key)
+        acts = name in ("stage", "offload_optimizer", "offload_param")
+        acts = acts or name in read.settings or name in read.options
         if not acts and not keys.has_missed(full):
-            keys.ignore(full, "no size at this stage depends on it")
+            keys.ignore(full, _why_idle(name, zero[key], read.options["zero"]))
     total = keys.take("train_batch_size")
     if isinstance(total, int) and not isinstance(total, bool):
         keys.samples_per_step = StepSize(total, keys.where("train_batch_size"))
@@ -357,6 +361,13 @@ def _deepspeed_rest(
     elif kind is not None:
         keys.miss("optimizer.type", f"DeepSpeed's {kind} is not modelled: name one with --optim")
     keys.ignore_rest(_IGNORED_DEEPSPEED_KEYS, _UNMODELLED_DEEPSPEED_KEYS)
+
+
+def _why_idle(name: str, value: Any, stage: int) -> str:
+    """Why a key of ``zero_optimization`` changes nothing."""
+    if name == ON_SAVE and value is True:
+        return f"stage 3 alone gathers weights to save, and this is stage {stage}"
+    return "no size at this stage depends on it"
 
 
 def _culprit(message: str, document: Mapping[str, Any]) -> str | None:

@@ -27,6 +27,7 @@ __all__ = [
     "SIZES",
     "TRAINER",
     "UNMODELLED_KEYS",
+    "WITHOUT_LIGER",
     "note_length",
     "read_adapters",
     "read_checkpointing",
@@ -161,6 +162,9 @@ METHODS = {
     "gkd": "a teacher in memory",
 }
 """What else a way of training has that supervised fine-tuning has not."""
+
+WITHOUT_LIGER = "Liger's kernels and its loss of this method; priced is the run without them"
+"""What is said where a method is kept, and Liger is not."""
 
 IMAGES = "how large images become: the model's own size is priced; --image-size says it"
 

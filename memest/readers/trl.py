@@ -23,6 +23,7 @@ from memest.readers.training_arguments import (
     SIZES,
     TRAINER,
     UNMODELLED_KEYS,
+    WITHOUT_LIGER,
     note_length,
     read_adapters,
     read_checkpointing,
@@ -178,6 +179,8 @@ def _preference(keys: DocumentKeys, trainer: str) -> None:
     origin = KeyOrigin(f"default of {keys.framework} ({trainer})", Level.FILE)
     keys.set_at("method", method, origin)
     keys.set_from("precompute_ref_log_probs", Key("precompute_ref_log_probs", "enabled"))
+    if keys.on("use_liger_loss"):  # before TRL called it use_liger_kernel
+        keys.miss("use_liger_loss", Either(WITHOUT_LIGER))
     if trainer in _GENERATING:
         _rollouts(keys)
     version = _release()

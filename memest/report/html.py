@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from html import escape
 
 from memest.report.layers import biggest
+from memest.report.life_result import HostVerdict, RunLife
 from memest.report.memory_bar import MemoryBar, memory_bar
 from memest.report.page import html_document
 from memest.report.parts import COLOURS
@@ -76,14 +77,25 @@ def _block(bar: MemoryBar, start: int, size: int, style: str, words: str) -> str
     )
 
 
-def _table(rows: Iterable[Iterable[str]], head: Iterable[str] = ()) -> str:
-    """A table of cells that are HTML already; all but the first column stand right."""
+def _table(
+    rows: Iterable[Iterable[str]], head: Iterable[str] = (), *, ends_in_words: bool = False
+) -> str:
+    """A table of cells that are HTML already; all but the first column stand right.
 
-    def line(cells: Iterable[str], tag: str) -> str:
-        sides = ("left", *["right"] * 9)
+    Args:
+        rows: of cells.
+        head: names of the columns.
+        ends_in_words: the last column stands left as well.
+    """
+
+    def line(row: Iterable[str], tag: str) -> str:
+        cells = list(row)
+        sides = ["left", *["right"] * (len(cells) - 1)]
+        if ends_in_words:
+            sides[-1] = "left"
         inner = "".join(
             f'<{tag} style="text-align:{side};padding:1px 12px 1px 0">{cell}</{tag}>'
-            for cell, side in zip(cells, sides, strict=False)
+            for cell, side in zip(cells, sides, strict=True)
         )
         return f"<tr>{inner}</tr>"
 
@@ -135,14 +147,31 @@ def _peaks(estimate: Estimate) -> str:
     )
 
 
+def _chip(verdict: Verdict | HostVerdict, colour: str) -> str:
+    return (
+        f'<span style="background:{colour};color:#fff;border-radius:1em;'
+        f'padding:0.1em 0.7em;margin-right:0.6em">{escape(verdict.value)}</span>'
+    )
+
+
+def _host_verdict(life: RunLife | None) -> Iterator[str]:
+    """The verdict on the host, where its memory was named."""
+    if life is not None and life.budget_bytes is not None:
+        chip = _chip(life.verdict, VERDICT_COLOURS[Verdict(life.verdict.value)])
+        yield f"<p>{chip}<b>{escape(life.sentence)}</b></p>"
+
+
+def _host(life: RunLife) -> str:
+    rows = (map(escape, row) for row in life.rows)
+    return _table(rows, map(escape, life.head), ends_in_words=True) + _list(life.remarks)
+
+
 def render_html(estimate: Estimate) -> str:
     """The whole fragment."""
-    chip = (
-        f'<span style="background:{VERDICT_COLOURS[estimate.verdict]};color:#fff;border-radius:1em;'
-        f'padding:0.1em 0.7em;margin-right:0.6em">{escape(estimate.verdict.value)}</span>'
-    )
+    chip = _chip(estimate.verdict, VERDICT_COLOURS[estimate.verdict])
     parts = [
         f"<p>{chip}<b>{escape(verdict_sentence(estimate))}</b></p>",
+        *_host_verdict(estimate.life),
         f"<p>{escape(' · '.join(setup_items(estimate.setup)))}</p>",
         _bar(estimate),
         _peaks(estimate),
@@ -167,6 +196,8 @@ def render_html(estimate: Estimate) -> str:
         ("module", "count", "activations each", "parameters each"),
     )
     parts.append(_details("Biggest layers", layers))
+    if estimate.life is not None:
+        parts.append(_details("Host memory", _host(estimate.life)))
     if estimate.ranks:
         ranks = _table(
             (

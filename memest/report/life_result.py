@@ -110,6 +110,35 @@ class RunLife(Document):
         return self.fullest.node_bytes or 0
 
     @property
+    def head(self) -> tuple[str, ...]:
+        """The columns of :attr:`rows`; the last one is words."""
+        of_node = ("a node",) if self.processes > 1 else ()
+        return ("", "a process", *of_node, "files", "at the fullest moment")
+
+    @property
+    def rows(self) -> tuple[tuple[str, ...], ...]:
+        """A row a phase, for people; sizes are empty where it is not priced."""
+        several = self.processes > 1
+        rows = []
+        for phase in self.phases:
+            of_node = (phase.node_bytes,) if several else ()
+            sizes = (phase.process_bytes, *of_node, phase.mapped_bytes)
+            cells = ("" if phase.not_priced else format_size(size or 0) for size in sizes)
+            rows.append((phase.phase, *cells, phase.words))
+        return tuple(rows)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What goes with the rows, in sentences."""
+        shared = f"{self.processes} processes share a node (--processes-per-node)"
+        return (
+            *([shared] if self.processes > 1 else []),
+            *([self.sentence.removeprefix("Host: ")] if self.budget_bytes is None else []),
+            *(f"GPU: {sentence}" for sentence in self.gpu),
+            *(f"not counted: {text}" for text in self.not_counted),
+        )
+
+    @property
     def sentence(self) -> str:
         """Whether the host memory of a node suffices."""
         need, phase = format_size(self.node_bytes), self.fullest.phase

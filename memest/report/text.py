@@ -291,19 +291,11 @@ def _gpu(estimate: Estimate, gpu: GpuFit, page: Page) -> Grid:
 
 def _host(life: RunLife, page: Page) -> RenderableType:
     """A line a phase, the verdict, what it is for the GPU, and what comes on top."""
-    several = life.processes > 1
-    head = ("", "a process", *(["a node"] if several else []), "files", "at the fullest moment")
-    table = Grid("left", *["right"] * (2 + several), "left", head=head)
-    for phase in life.phases:
-        sizes = [phase.process_bytes, *([phase.node_bytes] if several else []), phase.mapped_bytes]
-        cells = ["" if phase.not_priced else format_size(size or 0) for size in sizes]
-        table.add_row(Text(phase.phase), *cells, Text(phase.words))
-    lines = [f"{life.processes} processes share a node (--processes-per-node)"] * several
-    if life.budget_bytes is None:
-        lines.append(life.sentence.removeprefix("Host: "))
-    lines += [f"GPU: {sentence}" for sentence in life.gpu]
-    lines += [f"not counted: {text}" for text in life.not_counted]
-    return Group(table, Padding(bullets(lines, page), (1, 0, 0, 0)))
+    numbers = ["right"] * (len(life.head) - 2)
+    table = Grid("left", *numbers, "left", head=life.head)
+    for phase, *sizes, words in life.rows:
+        table.add_row(Text(phase), *sizes, Text(words))
+    return Group(table, Padding(bullets(life.remarks, page), (1, 0, 0, 0)))
 
 
 def _gpus(fits: Iterable[GpuFit], page: Page) -> Grid:

@@ -324,30 +324,31 @@ def _not_told(evidence: Evidence, trend: Trend) -> GrowthFinding:
 
 
 def _outside(evidence: Evidence) -> Iterator[GrowthFinding]:
+    """What the driver sees beyond segments; or all that is known, where nothing else was read."""
     trend, reserved = evidence.grown(Quantity.DEVICE), evidence.trends[Quantity.RESERVED]
     if trend is None:
         return
-    if reserved is None:
-        read = evidence.trends[Quantity.ALLOCATED] or evidence.trends[Quantity.PEAK_ALLOCATED]
-        if read is not None and read.grows:
-            return  # that is told above, and the driver shows the same
-        text = "only the driver's reading is there: it does not tell tensors from the cache."
-        cause, added, sentences, remedy = Cause.UNEXPLAINED, trend.bytes, text, (_LOG, _RECORD)
-    else:
+    sentences = [f"device memory grows by {evidence.each(trend)}."]
+    if reserved is not None:
         added = trend.bytes - max(reserved.bytes, 0)
-        if added <= 0:
-            return
-        sentences = f"the driver's reading grows by {format_size(added)} more than segments do."
-        cause, remedy = Cause.OUTSIDE, (_OUTSIDE,)
-    yield GrowthFinding(
-        cause=cause,
-        quantity=Quantity.DEVICE,
-        bytes=added,
-        step_bytes=trend.step_bytes or None,
-        evidence=(f"device memory grows by {evidence.each(trend)}.", sentences),
-        remedy=remedy,
-        is_leak=False,
-    )
+        sentences.append(f"that is {format_size(added)} more than segments do.")
+        cause, remedy = Cause.OUTSIDE, [_OUTSIDE]
+    else:
+        added = trend.bytes
+        sentences.append("the driver's reading alone does not tell tensors from the cache.")
+        cause, remedy = Cause.UNEXPLAINED, [_LOG, _RECORD]
+        if evidence.grown(Quantity.ALLOCATED) or evidence.grown(Quantity.PEAK_ALLOCATED):
+            return  # that is told by itself, and the driver shows the same
+    if added > 0:
+        yield GrowthFinding(
+            cause=cause,
+            quantity=Quantity.DEVICE,
+            bytes=added,
+            step_bytes=trend.step_bytes or None,
+            evidence=tuple(sentences),
+            remedy=tuple(remedy),
+            is_leak=False,
+        )
 
 
 def _host(evidence: Evidence) -> Iterator[GrowthFinding]:

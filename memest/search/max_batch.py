@@ -26,7 +26,12 @@ from memest.config.options import (
 from memest.config.setup import MAX_BATCH, MAX_GRAD_ACCUM, MAX_IMAGE_SIZE, Setup, choose
 from memest.errors import ConfigError, MemestError
 from memest.estimation.gpu_target import TargetGpu, target_gpus
-from memest.estimation.notes import notes_of_each, one_of_several, scope_note
+from memest.estimation.notes import (
+    assumed_completions,
+    notes_of_each,
+    one_of_several,
+    scope_note,
+)
 from memest.estimation.profiler import Profiler
 from memest.estimation.verdict import SizeTrial
 from memest.profiles.axes import last_holding
@@ -132,14 +137,19 @@ def max_batch(
     answers, notes = zip(*(search.on(target, samples) for target in targets), strict=True)
     of_runs = notes_of_each(dict(zip((card.name for card in targets), notes, strict=True)))
     typical_setup = with_size(search.request, axis, max(answers[0].largest, search.smallest))
+    resolved_setup = profiler.resolve(typical_setup)
     return MaxBatch(
         model=profiler.name,
         of=axis,
         step=1 if axis is not SizeAxis.IMAGE_SIZE else search.step,
-        setup=profiler.resolve(typical_setup),
+        setup=resolved_setup,
         effective_batch=samples,
         answers=answers,
-        assumptions=(*profiler.assumptions(typical_setup), *_ranges(targets, setup)),
+        assumptions=(
+            *profiler.assumptions(typical_setup),
+            *assumed_completions(resolved_setup),
+            *_ranges(targets, setup),
+        ),
         notes=tuple(_notes(targets, axis, search, setup, of_runs)),
     )
 

@@ -131,7 +131,7 @@ class SizeTrials:
         if run.setup.overpriced:
             overpriced = "; ".join(run.setup.overpriced)
             words.append(f"the run takes less than is priced, so more may fit: {overpriced}")
-        return [*words, *run_notes(run), *paged_notes(self._target, peaks)]
+        return [*words, *run_notes(run), *peaks.notes, *paged_notes(self._target, peaks)]
 
     def curve(
         self, tried_sizes: Iterable[int], largest: int, safe: int, highest: int

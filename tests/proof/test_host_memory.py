@@ -15,15 +15,9 @@ import pytest
 pytest.importorskip("transformers")
 
 from memest.config.options import setup_from_options
-from memest.estimation.host_rules import (
-    HostFacts,
-    HostRule,
-    WeightFacts,
-    largest_file,
-    loading,
-    resuming,
-    saving,
-)
+from memest.estimation.checkpoint_rules import largest_file, resuming, saving
+from memest.estimation.host_facts import HostFacts, HostRule, WeightFacts
+from memest.estimation.host_rules import loading
 from memest.units import MIB
 
 TOLERANCE = 0.05

@@ -1,9 +1,11 @@
 """``--with`` and ``--host-memory`` on the command line: verdict, exit code, JSON."""
 
 import json
+from html import escape
 
 import pytest
 
+import memest
 from memest.cli.main import run
 
 MODEL = "gpt2?n_layer=2&n_embd=64&n_head=4&vocab_size=1000"
@@ -57,3 +59,26 @@ def test_a_wrong_word_is_one_sentence_and_code_2(option, words, capsys):
 def test_the_short_answer_names_the_host_where_its_memory_is_named(capsys):
     assert run(["estimate", MODEL, *SIZES, "--host-memory", "64GiB", "--quiet"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("Host: fits")
+
+
+@pytest.mark.parametrize("gpus", ["1", "2"])
+def test_the_page_says_of_the_host_what_the_report_says(gpus, tmp_path, capsys):
+    page = tmp_path / "run.html"
+    options = ["--host-memory", "1GiB", "--num-gpus", gpus, "--gpu", "t4", "--out", str(page)]
+    assert run(["estimate", MODEL, *SIZES, *options, "--json"]) == 0
+    life = memest.estimate(
+        MODEL, batch=1, seq_len=32, with_="resume", host_memory="1GiB", num_gpus=int(gpus), gpu="t4"
+    ).life
+    text = page.read_text()
+
+    assert life.sentence in text
+    assert ">tight</span>" in text
+    for word in (*life.head, *life.remarks, *(cell for row in life.rows for cell in row)):
+        assert escape(word) in text
+    assert ("a node" in life.head) is (gpus == "2")
+
+
+def test_a_page_without_the_question_says_nothing_of_the_host(tmp_path, capsys):
+    page = tmp_path / "run.html"
+    assert run(["estimate", MODEL, *SIZES[:4], "--out", str(page), "--json"]) == 0
+    assert "Host" not in page.read_text()

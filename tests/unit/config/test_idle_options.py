@@ -9,6 +9,9 @@ from memest.config.options import setup_from_options
 
 AMPERE, TURING = (8, 0), (7, 5)
 CAUSAL = {"task": "causal-lm", "seq_len": 64}
+FSDP2 = {"fsdp": "full_shard", "num_gpus": 2}
+FULL = {"fsdp_state_dict_type": "full_state_dict"}
+GATHERS = {"stage3_gather_16bit_weights_on_model_save": True}
 
 
 @pytest.mark.parametrize(
@@ -31,6 +34,13 @@ CAUSAL = {"task": "causal-lm", "seq_len": 64}
             },
             "waits in host memory anyway",
         ),
+        ({**FULL, "with_": "save"}, "without --fsdp there are no shards"),
+        ({**FULL, **FSDP2, "with_": "eval"}, "Add --with save, --with resume"),
+        ({**GATHERS, "num_gpus": 2, "zero": 2, "with_": "save"}, "--zero 3 alone"),
+        ({**GATHERS, "num_gpus": 2, "zero": 3, "loop": "plain"}, "--loop plain"),
+        ({**GATHERS, "num_gpus": 2, "zero": 3, "with_": "resume"}, "Add --with save"),
+        ({"processes_per_node": 4, "num_gpus": 8}, "Add --host-memory 64GiB"),
+        ({"processes_per_node": 4, "num_gpus": 2, "with_": "save"}, "2 of --num-gpus are taken"),
     ],
     ids=str,
 )  # fmt: skip
@@ -52,6 +62,10 @@ def test_what_has_no_effect_is_said_once(options, words):
         {"padded": True},
         {"zero": 3, "num_gpus": 2},
         {"fsdp": "full_shard", "num_gpus": 2},
+        {**FULL, **FSDP2, "with_": "resume"},
+        {**GATHERS, "num_gpus": 2, "zero": 3, "with_": "save"},
+        {"processes_per_node": 4, "num_gpus": 8, "host_memory": "64GiB"},
+        {"host_memory": "64GiB"},
     ],
     ids=str,
 )

@@ -7,18 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memest.config.options import setup_from_options
-from memest.estimation.host_rules import (
-    HostFacts,
-    HostPart,
-    HostRule,
-    Unpriced,
-    WeightFacts,
-    largest_file,
-    loading,
-    resuming,
-    saving,
-    training,
-)
+from memest.estimation.checkpoint_rules import largest_file, resuming, saving
+from memest.estimation.host_facts import HostFacts, HostPart, HostRule, Unpriced, WeightFacts
+from memest.estimation.host_rules import loading, training
 
 SHARDED = {"fsdp": "full_shard", "num_gpus": 4, "bf16": True}
 
@@ -183,12 +174,13 @@ def test_of_a_sharded_checkpoint_every_process_has_its_shards():
         ({"zero": 3}, [[(100, True)]], 0),
         (
             {
+                "with_": "save",
                 "deepspeed": {
                     "zero_optimization": {
                         "stage": 3,
                         "stage3_gather_16bit_weights_on_model_save": True,
                     }
-                }
+                },
             },
             [[(520, False)], [(100, True)]],
             800,

@@ -219,7 +219,7 @@ def test_what_is_gathered_for_a_moment_lies_behind_the_last_step():
 
 def test_a_peak_while_saving_is_the_peak_and_is_said(monkeypatch):
     from memest.estimation import life as module
-    from memest.estimation.host_rules import HostRule
+    from memest.estimation.host_facts import HostRule
 
     rule = HostRule(moments=((),), source="a test", on_gpu=5 * GIB)
     monkeypatch.setattr(module, "saving", lambda setup, facts: rule)

@@ -8,6 +8,7 @@ import pytest
 
 import memest
 from memest.config.rollouts import Rollouts
+from memest.estimation.tracer import Tracer
 from memest.events import Category, Phase
 from support.small_llama import LLAMA
 
@@ -15,6 +16,7 @@ QUESTION = {
     "method": "grpo", "batch": 4, "seq_len": 64, "bf16": True, "gpu": "rtx-4090",
     "max_batch": False,
 }  # fmt: skip
+trace = Tracer.evaluation
 VLLM = {**QUESTION, "engine": "vllm"}
 
 
@@ -88,6 +90,20 @@ def test_an_engine_that_sleeps_meets_what_the_trainer_keeps_between_steps(model)
 
 
 @pytest.mark.parametrize("options", [{}, {"engine_sleeps": True}])
+def test_nothing_is_sure_to_fit_where_an_engine_s_graphs_may_not(model, options):
+    """vLLM says of its CUDA graphs that they take 1 to 3 GiB beside its share."""
+    question = {**VLLM, **options}
+    roomy = memest.estimate(model, **question)
+    near = memest.estimate(model, **question, engine_share=0.9)
+
+    assert roomy.verdict == "fits"
+    assert near.gpu.headroom_bytes > 0
+    assert near.verdict == "cannot say"
+    assert "CUDA graphs may take up to 3.00 GiB" in near.gpu.reason
+    assert near.peak.device_bytes < near.gpu.usable_bytes < near.interval.high_bytes
+
+
+@pytest.mark.parametrize("options", [{}, {"engine_sleeps": True}])
 def test_a_share_that_leaves_no_room_does_not_fit(model, options):
     result = memest.estimate(model, **VLLM, engine_share=0.99, **options)
 
@@ -131,6 +147,44 @@ def test_what_cannot_be_is_refused_with_what_to_type(model, options, words):
         memest.estimate(model, **{**QUESTION, **options})
 
 
+def test_the_largest_batch_comes_with_what_an_engine_takes(model):
+    question = {key: value for key, value in VLLM.items() if key not in ("max_batch", "batch")}
+    answer = memest.max_batch(model, **{**question, "gpu_memory": "2GiB"}, engine_share=0.9)
+
+    assert any(note.startswith("vLLM holds") for note in answer.notes)
+    assert any("completions of 32 tokens, half" in text for text in answer.assumptions)
+
+
+@pytest.mark.parametrize(("options", "said"), [({}, True), ({"completion_len": 32}, False)])
+def test_half_of_a_sequence_is_said_to_be_assumed(model, options, said):
+    result = memest.estimate(model, **QUESTION, engine="server", **options)
+    text = "completions of 32 tokens, half of the length (--completion-len sets it)"
+
+    assert (text in result.assumptions) is said
+    assert text not in result.usual
+
+
 def test_half_of_a_sequence_is_the_completion_unless_it_is_said():
     assert Rollouts().completion_of(65) == 32
     assert Rollouts(completion_len=10).completion_of(65) == 10
+
+
+def test_cards_with_the_same_kernels_share_the_trace_of_a_generation(tmp_path, monkeypatch):
+    """What is said of each is what is said of it alone, where no other's trace lies."""
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 2}))
+    question = {**QUESTION, "seq_len": 32, "gpu": None, "alternatives": False}
+    cards = ("l4", "rtx-4090", "rtx-3090", "t4")
+    made = []
+    monkeypatch.setattr(
+        Tracer, "evaluation", lambda *args, **o: made.append(args[1].gpu) or trace(*args, **o)
+    )
+
+    monkeypatch.setenv("MEMEST_CACHE", str(tmp_path / "together"))
+    together = memest.estimate(str(tmp_path), **{**question, "gpu": cards}).common_gpus
+    shared = len(made)
+    for name, fit in zip(cards[1:], together, strict=True):
+        monkeypatch.setenv("MEMEST_CACHE", str(tmp_path / name))
+        alone = memest.estimate(str(tmp_path), **{**question, "gpu": name})
+        assert alone.gpu == fit
+    assert shared == 2  # flash, and what a T4 takes in its place
+    assert len(made) == shared + len(cards) - 1

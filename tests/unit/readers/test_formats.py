@@ -55,18 +55,13 @@ EXPECTED = {
         "accelerate",
         {
             "num_gpus": (16, "num_processes"),
-            "processes_per_node": (8, "num_machines"),
             "precision": ("bf16", "mixed_precision"),
             "fsdp": ("shard_grad_op", "fsdp_config.fsdp_reshard_after_forward"),
             "fsdp_offload": (True, "fsdp_config.fsdp_offload_params"),
             "fsdp_wrap": (("LlamaDecoderLayer",), "fsdp_config.fsdp_transformer_layer_cls_to_wrap"),
-            "fsdp_state_dict_type": (
-                "sharded_state_dict",
-                "fsdp_config.fsdp_state_dict_type",
-            ),
         },
         {},
-        ("use_cpu",),
+        ("use_cpu", "num_machines", "fsdp_config.fsdp_state_dict_type"),
         (),
     ),
     "accelerate_deepspeed.yaml": (

@@ -5,6 +5,7 @@ import json
 import pytest
 
 import memest
+from memest.config.deepspeed import ON_SAVE
 from memest.errors import ConfigError
 
 
@@ -170,6 +171,26 @@ def test_what_has_nothing_to_act_on_is_said_to(write):
     assert memest.read_config(name, num_gpus=2).setup.distributed.ddp_bucket_cap_mb == 50
     with pytest.raises(ConfigError, match="no effect here"):
         memest.read_config(name, ddp_bucket_cap_mb=20)
+
+
+@pytest.mark.parametrize("key", [ON_SAVE, "gather_16bit_weights_on_model_save"])
+@pytest.mark.parametrize(
+    ("stage", "flags", "why"),
+    [
+        (2, {}, "stage 3 alone gathers weights to save, and this is stage 2"),
+        (2, {"with_": "save"}, "stage 3 alone gathers weights to save, and this is stage 2"),
+        (3, {}, "no checkpoint is asked about (--with save)"),
+        (3, {"with_": "save"}, None),
+    ],
+)
+def test_gathering_to_save_is_a_value_or_ignored_and_never_both(write, key, stage, flags, why):
+    document = {"zero_optimization": {"stage": stage, key: True}}
+    path = write("ds.json", json.dumps({**document, "train_micro_batch_size_per_gpu": 1}))
+    run = memest.read_config(path, model="gpt2", **flags)
+
+    reasons = [remark.why for remark in run.ignored if remark.key.endswith(key)]
+    assert reasons == ([] if why is None else [why])
+    assert (ON_SAVE in {each.option for each in run.values}) is (why is None)
 
 
 def test_a_flag_takes_the_place_of_another_way_to_shard(examples):

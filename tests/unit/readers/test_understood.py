@@ -130,6 +130,18 @@ FILES = {
         {"model_name_or_path": LLAMA, "num_generations": 8, "max_completion_length": None},
         {"method": "grpo", "completion_len": 512}, "completions are not cut", "",
     ),
+    "trl grpo by Liger": (
+        {"model_name_or_path": LLAMA, "num_generations": 8, "use_liger_kernel": True},
+        {"method": "grpo", "use_liger_kernel": None}, "priced is the run without them", "",
+    ),
+    "trl grpo by Liger, as it was called": (
+        {"model_name_or_path": LLAMA, "num_generations": 8, "use_liger_loss": True},
+        {"method": "grpo", "use_liger_kernel": None}, "priced is the run without them", "",
+    ),
+    "trl grpo without Liger, as it was called": (
+        {"model_name_or_path": LLAMA, "num_generations": 8, "use_liger_loss": False},
+        {"method": "grpo", "use_liger_kernel": None}, "", "",
+    ),
     "trl grpo under FSDP": (
         {"model_name_or_path": LLAMA, "num_generations": 8, "use_vllm": True, "num_gpus": 4,
          "fsdp": "full_shard"},
