@@ -27,6 +27,7 @@ _MOST = 256 * MIB
 _CERTAINLY_BYTES = 10_000_000
 """Above this a number without a unit counts bytes: no card has so many MiB."""
 _STEPS = ("step", "global_step", "_step", "train/global_step", "iteration", "iter", "steps")
+_TRUE = ("1", "true", "yes", "eval")
 _EVALUATION = ("evaluation", "eval", "is_eval", "evaluating")
 _UNITS = {
     "bytes": 1, "byte": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "kb": 10**3, "mb": 10**6,
@@ -169,7 +170,8 @@ def _log(
         points.append(
             MemoryPoint(
                 step=number + 1 if at is None else at,
-                evaluation=str(row.get(flag or "", "")).strip().lower() in ("1", "true", "yes", "eval"),
+                evaluation=str(row.get(flag or "", "")).strip().lower()
+                in ("1", "true", "yes", "eval"),
                 **values,
             )
         )
