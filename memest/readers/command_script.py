@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -26,9 +28,11 @@ from memest.readers.training_arguments import (
     IGNORED_KEYS,
     METHODS,
     MODELS,
+    PRICED_METHODS,
     SIZES,
     UNMODELLED_KEYS,
 )
+from memest.readers.trl import read_trl
 from memest.readers.values import Bounded, DocumentReading, KeyOrigin, Level, option_called
 
 __all__ = ["read_script_command"]
@@ -83,8 +87,16 @@ def read_script_command(
         merged, origins = merge_arguments(document, arguments, overrides)
         return [*readings, _beside(merged, origins, source, reading, line), reading]
     if document_format is None:
-        document_format = FORMATS[0] if known_script else _format_of(arguments)
-    _note_script(keys, PurePath(program).stem, arguments)
+        document_format = FORMATS[0] if known_script else _format_of(arguments, program)
+    stem = PurePath(program).stem
+    method = _method_named(stem)
+    if method in PRICED_METHODS and document_format is not None and document_format.name == "trl":
+        # alignment-handbook's scripts, and TRL's own, are called as their trainers
+        document_format = replace(document_format, read=partial(read_trl, method=method))
+        method = ""
+    _note_script(keys, stem, arguments)
+    if method:
+        keys.miss(f"{stem}.py", f"{METHODS[method]}; priced is supervised fine-tuning")
     if document_format is None:
         for key in (*arguments, *overrides):
             keys.ignore(f"--{key}" if key in arguments else key, "memest does not know it")
@@ -198,7 +210,7 @@ _LENGTH_KEYS = ("block_size", "max_seq_length", "max_length", "max_source_length
 
 
 def _note_script(keys: DocumentKeys, stem: str, arguments: Mapping[str, Any]) -> None:
-    """What the name of a script says: the head, the loop, lengths, the way of training."""
+    """What the name of a script says: the head, the loop, lengths."""
     apart = stem.removesuffix("_no_trainer")
     default = KeyOrigin(f"command: {stem}.py", Level.DEFAULT)
     if apart in _TASKS_OF_SCRIPTS:
@@ -226,13 +238,18 @@ def _note_script(keys: DocumentKeys, stem: str, arguments: Mapping[str, Any]) ->
                 f"{stem}.py",
                 f"it evaluates with {evaluation} samples at once, and trains with {train}",
             )
-    for word, remark in METHODS.items():
-        if word in stem.lower().split("_"):
-            keys.miss(f"{stem}.py", f"{remark}; priced is supervised fine-tuning")
 
 
-def _format_of(arguments: Mapping[str, Any]) -> FileFormat | None:
+def _method_named(stem: str) -> str:
+    """The way of training that a script's name says; empty for none."""
+    words = stem.lower().split("_")
+    return next((method for method in METHODS if method in words), "")
+
+
+def _format_of(arguments: Mapping[str, Any], program: str) -> FileFormat | None:
     """Training arguments, or those of a framework whose marks are among them."""
+    if "trl" in PurePath(program).parts:
+        return find_format("trl")
     keys = set(arguments)
     scores = {
         each: len((each.marks - _WEAK_MARKS) & keys)

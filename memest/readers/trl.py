@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 from memest.config.installed import release
 from memest.config.kinds import Method
@@ -57,8 +58,9 @@ def _method_of(keys: DocumentKeys) -> str:
         if any(keys.has(name) for name in names.split()):
             found = method
             break
-    # relatives share their keys; the run's own name often says which
-    text = " ".join(str(keys.document.get(key, "")) for key in _NAMES_OF_RUNS)
+    # relatives share their keys; the run's own name, or the file's, often says which
+    names = [str(keys.document.get(key, "")) for key in _NAMES_OF_RUNS]
+    text = " ".join([*names, Path(keys.source).stem, keys.folder.name if keys.folder else ""])
     named = _RELATIVES.get(found, set()) & set(re.split(r"[^a-z]+", text.lower()))
     return named.pop() if len(named) == 1 else found
 

@@ -438,7 +438,9 @@ def render_origins(
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = ["Values and where they come from"]
     lines += [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows]
-    lines.append(f"  The other {len(origins) - len(told)} have their defaults: --json names them.")
+    if len(told) < len(origins):
+        others = len(origins) - len(told)
+        lines.append(f"  The other {others} have their defaults: --json names them.")
     for title, remarks in (("Not modelled", not_modelled), ("Ignored", ignored)):
         if remarks:
             lines += ["", title, *(f"  {_printable(remark)}" for remark in remarks)]

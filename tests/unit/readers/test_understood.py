@@ -364,6 +364,10 @@ COMMANDS = {
     "preference by the script's name": (
         "python dpo.py --model_name_or_path gpt2 --per_device_train_batch_size 1", {}, True,
     ),
+    "TRL's own script": (
+        "python trl/scripts/kto.py --model_name_or_path gpt2 --max_length 512",
+        {"method": "kto", "seq_len": 512}, False,
+    ),
     "a reward model and a rank are not LLaMA-Factory": (
         "python train.py --model_name_or_path gpt2 --reward_model r --lora_rank 8 --val_size 0.1",
         {"lora_r": 8, "seq_len": None}, True,
@@ -721,3 +725,17 @@ def test_a_method_of_a_file_is_taken_back_with_what_belongs_to_it(tmp_path):
     run = memest.read_config(path, method="supervised")
 
     assert (run.setup.method, run.setup.log_probs) == ("supervised", "fused")
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_relatives_are_told_by_the_name_of_their_file_or_script(launched, tmp_path):
+    """alignment-handbook: recipes/zephyr-7b-beta/dpo/config_qlora.yaml, scripts/dpo.py."""
+    folder = tmp_path / ("recipes" if launched else "dpo")
+    folder.mkdir()
+    path = folder / "config_qlora.yaml"
+    path.write_text("model_name_or_path: gpt2\nbeta: 0.01\nmax_prompt_length: 512\n")
+    command = f"accelerate launch --num_processes 1 scripts/dpo.py --config {path}"
+    run = memest.read_command(command) if launched else memest.read_config(path)
+
+    assert run.setup.method == "dpo"
+    assert run.setup.unpriced == ()
