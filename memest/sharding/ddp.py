@@ -149,7 +149,7 @@ class Ddp(Wrapper):
         sizes = [(weight.dtype, self._sizes[index]) for index, weight in enumerate(self.weights)]
         # the dtype of buffers is not written down: most are of the weights' own
         usual = self.weights[0].dtype
-        sizes += [(usual, self.to.out.sizes[number]) for number in self._buffers]
+        sizes += [(usual, self.to.size(number)) for number in self._buffers]
         self._broadcast(sizes)
         if not self._trained_weights:
             return
@@ -176,7 +176,7 @@ class Ddp(Wrapper):
         if self._rebuilds and not self.find_unused:
             self._rebuild()
         if self._buffers and self._synced_before:
-            sizes = [("", self.to.out.sizes[number]) for number in self._buffers]
+            sizes = [("", self.to.size(number)) for number in self._buffers]
             self._broadcast(sizes)
         self._synced_before = self.syncs
 

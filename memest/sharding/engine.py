@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from memest.events import CATEGORY_ORDER, Category, CueKind, Mark, Phase, Weight
 from memest.profiles.stream import PlacedCue, Stream
@@ -50,6 +50,14 @@ class RankStream(Stream):
     host_bytes: int = 0
     notes: tuple[str, ...] = ()
 
+    def with_sizes_of(self, stream: Stream) -> RankStream:
+        """The same with the sizes of another stream in place of the one that was copied."""
+        return replace(
+            self,
+            sizes=[*stream.sizes, *self.sizes[len(stream.sizes) :]],
+            workspace_slack_bytes=stream.workspace_slack_bytes,
+        )
+
 
 class Rewriter:
     """The stream that is being written.
@@ -71,6 +79,9 @@ class Rewriter:
             workspace_slack_bytes=stream.workspace_slack_bytes,
         )
         self.phase = Phase.LOAD
+        self.asked_sizes: dict[int, int] = {}
+        """Bytes of the allocations of that stream whose size a wrapper has asked for: what it did
+        rests on them, and on no other size there."""
         self._streams = bytearray(stream.on_streams or len(stream.sizes))
         self._label_index: dict[str, int] = {}
 
@@ -127,6 +138,13 @@ class Rewriter:
         if any(self._streams):
             self.out.on_streams = bytes(self._streams)
         return self.out
+
+    def size(self, number: int) -> int:
+        """Requested bytes of an allocation."""
+        nbytes = self.out.sizes[number]
+        if number < len(self.source.sizes):
+            self.asked_sizes[number] = nbytes
+        return nbytes
 
     def category(self, number: int) -> Category:
         """What an allocation is for."""

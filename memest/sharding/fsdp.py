@@ -90,6 +90,7 @@ class FsdpRank(ShardedRank):
     syncs: bool = True
     has_begun: bool = False
     _unit_of: dict[int, FsdpUnit] = field(default_factory=dict)
+    _number_of: dict[FsdpUnit, int] = field(default_factory=dict)
     _units_at: dict[str, list[FsdpUnit]] = field(default_factory=dict)
     _in_order: list[FsdpUnit] = field(default_factory=list)
     _order: list[FsdpUnit] = field(default_factory=list)
@@ -97,9 +98,10 @@ class FsdpRank(ShardedRank):
     _storage_before_cast: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for plan in self.plans:
+        for number, plan in enumerate(self.plans):
             unit = FsdpUnit(plan, is_root=plan.modules == (ROOT,))
             self.units.append(unit)
+            self._number_of[unit] = number
             self._unit_of.update(dict.fromkeys(plan.weights, unit))
             for module in plan.modules:
                 self._units_at.setdefault(module, []).append(unit)

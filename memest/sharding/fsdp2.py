@@ -179,7 +179,7 @@ class Fsdp2(FsdpRank):
             for unit in self._ended_by_root:
                 self.pre_backward(unit)
             self._ended_by_root.clear()
-        for unit in sorted(self._reached_units, key=self.units.index):
+        for unit in sorted(self._reached_units, key=self._number_of.__getitem__):
             if unit.fed_by is not None and not is_inside(module, unit.fed_by):
                 self._forget_input(unit)
                 self._post_backward(unit)
@@ -193,11 +193,13 @@ class Fsdp2(FsdpRank):
         """The units that a module lies in, the root left out: asked at every step of autograd."""
         around = self._around.get(module)
         if around is None:
-            around = self._around[module] = [
-                unit
-                for unit in self.units
-                if not unit.is_root and any(is_inside(module, own) for own in unit.plan.modules)
-            ]
+            units: set[FsdpUnit] = set()
+            path = module
+            while path != ROOT:
+                units.update(self._units_at.get(path, ()))
+                path = path.rpartition(".")[0]
+            inside = (unit for unit in units if not unit.is_root)
+            around = self._around[module] = sorted(inside, key=self._number_of.__getitem__)
         return around
 
     def _forget_input(self, unit: FsdpUnit) -> None:
@@ -325,7 +327,7 @@ class Fsdp2(FsdpRank):
             return
         for weight in gradients:
             own = weight_bytes(self.weights[weight])
-            if self.to.out.sizes[self.gradients[weight]] > own:
+            if self.to.size(self.gradients[weight]) > own:
                 self._rank_parts[weight] = self.to.alloc(
                     own, Category.GRADIENTS, "fsdp: the rank's part of a whole gradient"
                 )

@@ -54,6 +54,9 @@ def rank_stream(
 ) -> RankStream:
     """What one rank allocates.
 
+    GPUs and batches mostly differ in sizes that no wrapper asks for (workspaces, activations): the
+    rank does the same then, and its stream is the last one of this structure with other sizes.
+
     Args:
         stream: of one process, with cues.
         setup: the run, as it was asked for.
@@ -61,7 +64,49 @@ def rank_stream(
         landmarks: what wrap policies ask of the model.
         grad_accum: micro-steps that are played of each step.
     """
+    grounds = replace(setup, batch=1), tuple(weights), landmarks, grad_accum
+    last: _Rewritten | None = stream.chains.memo.get(_LAST_RANK)
+    if last is not None and last.answers(stream, grounds):
+        return last.out.with_sizes_of(stream)
     to = Rewriter(stream)
+    out = _rank_stream(stream, to, *grounds)
+    stream.chains.memo[_LAST_RANK] = _Rewritten(grounds, to.asked_sizes, out)
+    return out
+
+
+_LAST_RANK = "the last stream of a rank"
+_Grounds = tuple[Setup, tuple[Weight, ...], Landmarks, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rewritten:
+    """A stream of a rank, and what it came of beside the structure of the stream before.
+
+    Attributes:
+        grounds: setup, weights, landmarks, micro-steps.
+        asked_sizes: bytes of the allocations whose size mattered.
+        out: the stream.
+    """
+
+    grounds: _Grounds
+    asked_sizes: Mapping[int, int]
+    out: RankStream
+
+    def answers(self, stream: Stream, grounds: _Grounds) -> bool:
+        """Whether another stream of the same structure comes out as this one did."""
+        return self.grounds == grounds and all(
+            stream.sizes[number] == nbytes for number, nbytes in self.asked_sizes.items()
+        )
+
+
+def _rank_stream(
+    stream: Stream,
+    to: Rewriter,
+    setup: Setup,
+    weights: Sequence[Weight],
+    landmarks: Landmarks,
+    grad_accum: int,
+) -> RankStream:
     distributed = setup.distributed
     common: dict[str, Any] = {"to": to, "weights": weights, "last_micro_step": grad_accum}
     if distributed.strategy is Strategy.DDP:

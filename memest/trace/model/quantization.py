@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache, partial, wraps
 from typing import Any
 from unittest import mock
 
@@ -60,7 +61,7 @@ class Loading:
 
 
 def bitsandbytes() -> Any:
-    """The library; what it says of missing GPUs while it is imported is not for our users.
+    """The library.
 
     Raises:
         MissingDependencyError: it is not installed.
@@ -76,13 +77,34 @@ def bitsandbytes() -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Libraries that warn while they are imported, of GPUs and kernels that are not there."""
+    """Libraries while they are imported: neither warnings nor compilers.
+
+    What they say of missing GPUs and kernels is not for our users. bitsandbytes has its CPU kernels
+    compiled by decorators, which loads all of Inductor, a fifth of the time that torch takes: here
+    they are compiled when they are called for the first time, which a trace never does.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        yield
+        with mock.patch.object(torch, "compile", partial(_compile_when_called, torch.compile)):
+            yield
     finally:
         logging.disable(before)
+
+
+def _compile_when_called(
+    compiler: Callable[..., Any], function: Callable[..., Any] | None = None, **options: Any
+) -> Callable[..., Any]:
+    """``torch.compile`` of a function, put off."""
+    if function is None:
+        return partial(_compile_when_called, compiler, **options)
+    compiled = cache(partial(compiler, function, **options))
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return compiled()(*args, **kwargs)
+
+    return call
 
 
 def quantize(
