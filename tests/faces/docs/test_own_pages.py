@@ -31,6 +31,8 @@ def given(page: str, folder: Path) -> dict[str, object]:
         arguments = json.loads((READERS / "training_args.json").read_text(encoding="utf-8"))
         (folder / "args.yaml").write_text(json.dumps({"model_name_or_path": "gpt2", **arguments}))
         shutil.copy(READERS / "accelerate_ddp.yaml", folder / "accelerate.yaml")
+    if page == "docs/growth.md":
+        shutil.copy(ROOT / "tests/support/memory.csv", folder)
     if page == "docs/lengths.md":
         names["dataset"] = [{"input_ids": [1] * length} for length in (3, 5)]
     if page == "docs/out-of-memory.md":
