@@ -259,7 +259,7 @@ def answer(
 
     def device_bytes(other: Setup) -> int:
         run = resolve_run(profiler, other, main.traits)
-        return _peaks_alone(profiler, run, main)[1].device_bytes
+        return _peaks_alone(profiler, run, run.short_stream, main)[1].device_bytes
 
     with profiler.known_alone():
         return left_open(whole, targets, Alternatives(request, device_bytes))
@@ -273,10 +273,12 @@ def _life(profiler: Profiler, run: Run, replays: ReplayCache, peaks: Peaks) -> R
     return run_life(run, profiler.config, steps_peak)
 
 
-def _peaks_alone(profiler: Profiler, run: Run, main: TargetGpu) -> tuple[Replay, Peaks]:
-    """What the fewest steps that show a run's peaks come to."""
-    result = profiler.replays(parse_alloc_conf(run.setup.alloc_conf)).of(run.short_stream)
-    return result, peaks_of(main, run, run.short_stream, result)
+def _peaks_alone(
+    profiler: Profiler, run: Run, stream: Stream, main: TargetGpu
+) -> tuple[Replay, Peaks]:
+    """What the stream with the fewest steps that show a run's peaks comes to."""
+    result = profiler.replays(parse_alloc_conf(run.setup.alloc_conf)).of(stream)
+    return result, peaks_of(main, run, stream, result)
 
 
 def _fits_others(
@@ -370,7 +372,8 @@ def spot(
     targets = target_gpus(request, **place)
     main = targets.main
     run = resolve_run(profiler, request, main.traits, vary)
-    result, peaks = _peaks_alone(profiler, run, main)
+    stream = run.short_stream
+    result, peaks = _peaks_alone(profiler, run, stream, main)
     return Spot(
         setup=run.setup,
         gpu=(
@@ -378,7 +381,7 @@ def spot(
                 main,
                 run.setup,
                 peaks,
-                run.short_stream,
+                stream,
                 result,
                 parse_alloc_conf(run.setup.alloc_conf),
             )

@@ -190,11 +190,15 @@ class Family:
     def weights_vary(self) -> bool:
         """Whether a size of the batch changes a weight's shape (position tables of images do)."""
         return any(
-            isinstance(extent, Ref) for weight in self.skeleton.weights for extent in weight.shape
+            isinstance(extent, Ref)
+            for weight in self.skeleton.weights
+            for extent in (*weight.shape, *weight.stride)
         )
 
     def weights_at(self, numbers: Sequence[int]) -> tuple[Weight, ...]:
         """The weights with their numbers filled in."""
+        if not self.weights_vary:
+            return tuple(self.skeleton.weights)
         return tuple(_fill_in(weight, numbers) for weight in self.skeleton.weights)
 
     def unfolded(self) -> Family:

@@ -163,7 +163,8 @@ def join(traces: list[Trace]) -> JoinedTraces:
         op_indices = [ops.setdefault(name, len(ops)) for name in trace.op_names]
         out.first_modules.append(module_indices)
         calls = len(into.calls)
-        into.events.extend((((v >> 2) + offsets[v & 3]) << 2) | (v & 3) for v in trace.events)
+        shifts = [offsets[kind] << 2 for kind in sorted(offsets)]
+        into.events.extend(v + shifts[v & 3] for v in trace.events)
         into.sizes.extend(trace.sizes)
         into.categories.extend(trace.categories)
         into.modules.extend(module_indices[number] for number in trace.modules)

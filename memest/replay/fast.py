@@ -28,13 +28,13 @@ from memest.replay.sizes import (
     SMALL_SIZE,
 )
 
-__all__ = ["MAX_FAST_BYTES", "Placement", "place"]
+__all__ = ["MASK", "MAX_FAST_BYTES", "SEGMENT_GAP", "SHIFT", "Placement", "place", "segment_rules"]
 
-_SHIFT = 48
-_MASK = (1 << _SHIFT) - 1
+SHIFT = 48
+MASK = (1 << SHIFT) - 1
 MAX_FAST_BYTES = 1 << 44  # addresses must stay below 2**48, growth within UNBOUNDED_RANGE
 # The gap keeps neighbouring segments from merging.
-_SEGMENT_GAP = MIN_BLOCK_SIZE
+SEGMENT_GAP = MIN_BLOCK_SIZE
 _NO_OWN_SEGMENT = 1 << 62
 _NOT = bytes([1]) + bytes(255)
 _MEMORIES = 24  # partitions and placements that streams of one structure keep
@@ -46,13 +46,17 @@ class Placement:
 
     Attributes:
         block_bytes: size handed out for each allocation number, 0 for one never allocated.
-        growth: (index of the event, reserved bytes after it) whenever reserved bytes grew.
+        growth: (index of the event, reserved bytes after it) whenever reserved bytes changed.
         num_segments: driver allocations; 0 for expandable segments, as torch counts.
+        num_retries: how often caches had to be released for an allocation.
+        oom_index: the event at which memory ran out.
     """
 
     block_bytes: list[int]
     growth: list[tuple[int, int]] = field(default_factory=list)
     num_segments: int = 0
+    num_retries: int = 0
+    oom_index: int | None = None
 
 
 @dataclass(slots=True)
@@ -153,8 +157,8 @@ class _Free:
         self.end_of.clear()
         self.start_of.clear()
         for key in keys:
-            start = key & _MASK
-            end = start + (key >> _SHIFT)
+            start = key & MASK
+            end = start + (key >> SHIFT)
             self.end_of[start] = end
             self.start_of[end] = start
 
@@ -284,10 +288,11 @@ def place(
             that the loop need not look).
     """
     small, large = pools = _pools(events, rounded_sizes, chains, streams)
+    small_rules: tuple[int, ...]
+    large_rules: tuple[int, ...]
     if range_bytes is None:
         place_pool: Callable[..., bool] = _place_in_segments
-        small_rules: tuple[int, ...] = MIN_BLOCK_SIZE, SMALL_SEGMENT_SIZE, _NO_OWN_SEGMENT
-        large_rules: tuple[int, ...] = SMALL_SIZE + 1, large_segment_size, MIN_LARGE_ALLOC
+        small_rules, large_rules = segment_rules(large_segment_size)
     else:
         place_pool, too_large = _place_in_pages, max(range_bytes - limit_bytes, 0)
         small_rules, large_rules = (SMALL_SEGMENT_SIZE, too_large), (large_segment_size, too_large)
@@ -309,6 +314,19 @@ def place(
     return _placement(pools, limit_bytes - margin if grows else limit_bytes)
 
 
+def segment_rules(large_segment_size: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """The rules of fixed segments for small and for large requests.
+
+    Returns:
+        For each the least rest that is split off, the size of a new segment, and the request from
+        which on it gets a segment of its own.
+    """
+    return (
+        (MIN_BLOCK_SIZE, SMALL_SEGMENT_SIZE, _NO_OWN_SEGMENT),
+        (SMALL_SIZE + 1, large_segment_size, MIN_LARGE_ALLOC),
+    )
+
+
 def _place_in_segments(
     pool: _Pool, rounded_sizes: Sequence[int], least: int, segment_size: int, own_segment_from: int
 ) -> bool:
@@ -325,14 +343,14 @@ def _place_in_segments(
     events, indices = pool.events, pool.indices
     free = _Free()
     keys, end_of, start_of = free.keys, free.end_of, free.start_of
-    lowest = 1 << _SHIFT  # the driver places each segment below the last
+    lowest = 1 << SHIFT  # the driver places each segment below the last
     for first, behind in pool.stretches(free):
         for place, number in enumerate(events[first:behind], first):
             if number >= 0:
                 size = rounded_sizes[number]
-                at = bisect_left(keys, size << _SHIFT)
+                at = bisect_left(keys, size << SHIFT)
                 if at < len(keys):
-                    start = keys.pop(at) & _MASK
+                    start = keys.pop(at) & MASK
                     end = end_of.pop(start)
                     rest = end - start - size
                     if rest < least:
@@ -344,7 +362,7 @@ def _place_in_segments(
                     segment = segment_size
                     if size >= own_segment_from:
                         segment = -(-size // ROUND_LARGE) * ROUND_LARGE
-                    start = lowest = lowest - segment - _SEGMENT_GAP
+                    start = lowest = lowest - segment - SEGMENT_GAP
                     if start < 0:
                         return False
                     growth.append((indices[place], segment))
@@ -359,7 +377,7 @@ def _place_in_segments(
                 start += size
                 end_of[start] = end
                 start_of[end] = start
-                insort(keys, rest << _SHIFT | start)
+                insort(keys, rest << SHIFT | start)
             else:
                 start = starts[~number]  # type: ignore[assignment]
                 size = block_bytes[~number]
@@ -367,15 +385,15 @@ def _place_in_segments(
                 if start in start_of:
                     low = start_of.pop(start)
                     del end_of[low]
-                    del keys[bisect_left(keys, (start - low) << _SHIFT | low)]
+                    del keys[bisect_left(keys, (start - low) << SHIFT | low)]
                     start = low
                 if end in end_of:
                     high = end_of.pop(end)
-                    del keys[bisect_left(keys, (high - end) << _SHIFT | end)]
+                    del keys[bisect_left(keys, (high - end) << SHIFT | end)]
                     end = high
                 end_of[start] = end
                 start_of[end] = start
-                insort(keys, (end - start) << _SHIFT | start)
+                insort(keys, (end - start) << SHIFT | start)
     return True
 
 
@@ -389,18 +407,18 @@ def _place_in_pages(pool: _Pool, rounded_sizes: Sequence[int], page: int, too_la
     events, indices = pool.events, pool.indices
     free = _Free()
     keys, end_of, start_of = free.keys, free.end_of, free.start_of
-    too_large <<= _SHIFT
+    too_large <<= SHIFT
     for first, behind in pool.stretches(free):
         tail, top = free.tail
         for place, number in enumerate(events[first:behind], first):
             if number >= 0:
                 size = block_bytes[number] = rounded_sizes[number]
-                at = bisect_left(keys, size << _SHIFT)
+                at = bisect_left(keys, size << SHIFT)
                 if at < len(keys):
                     key = keys.pop(at)
                     if key > too_large:
                         return False
-                    starts[number] = start = key & _MASK
+                    starts[number] = start = key & MASK
                     end = end_of.pop(start)
                     start += size
                     if start == end:
@@ -408,7 +426,7 @@ def _place_in_pages(pool: _Pool, rounded_sizes: Sequence[int], page: int, too_la
                     else:
                         end_of[start] = end
                         start_of[end] = start
-                        insort(keys, (end - start) << _SHIFT | start)
+                        insort(keys, (end - start) << SHIFT | start)
                 else:
                     starts[number] = tail
                     tail += size
@@ -423,17 +441,17 @@ def _place_in_pages(pool: _Pool, rounded_sizes: Sequence[int], page: int, too_la
                 if start in start_of:
                     low = start_of.pop(start)
                     del end_of[low]
-                    del keys[bisect_left(keys, (start - low) << _SHIFT | low)]
+                    del keys[bisect_left(keys, (start - low) << SHIFT | low)]
                     start = low
                 if end == tail:
                     tail = start
                     continue
                 if end in end_of:
                     high = end_of.pop(end)
-                    del keys[bisect_left(keys, (high - end) << _SHIFT | end)]
+                    del keys[bisect_left(keys, (high - end) << SHIFT | end)]
                     end = high
                 end_of[start] = end
                 start_of[end] = start
-                insort(keys, (end - start) << _SHIFT | start)
+                insort(keys, (end - start) << SHIFT | start)
         free.tail = tail, top
     return True

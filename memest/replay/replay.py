@@ -1,7 +1,8 @@
 """Replay a stream of allocations: how much would be allocated and reserved, and when.
 
-``replay`` is a pure function. It takes the fast loops of :mod:`memest.replay.fast` while they are
-exact and the full model of :mod:`memest.replay.allocator` otherwise; the answer is the same.
+``replay`` is a pure function. It takes the fast loops of :mod:`memest.replay.fast` and
+:mod:`memest.replay.releasing` while they are exact and the full model of
+:mod:`memest.replay.allocator` otherwise; the answer is the same.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from memest.errors import ReplayError
 from memest.events import Chains
 from memest.replay.conf import AllocatorConf
 from memest.replay.fast import MAX_FAST_BYTES, Placement, place
+from memest.replay.releasing import place_releasing
 from memest.replay.sizes import NO_DIVISIONS, UNBOUNDED_RANGE, expandable_range, round_size
 
 if TYPE_CHECKING:
@@ -117,8 +119,18 @@ def replay(
         check_events(events, sizes)
         worst = min(sizes)
         raise ReplayError(f"allocation number {sizes.index(worst)} has {worst} bytes; 0 is least")
-    if conf.max_split_size is None and not empty_cache_at:
-        placement = _place(events, sizes, conf, limit_bytes, total_bytes, chains, streams)
+    if conf.max_split_size is None and not (conf.expandable_segments and empty_cache_at):
+        placement = _place(
+            events,
+            sizes,
+            conf,
+            limit_bytes,
+            total_bytes,
+            chains,
+            streams,
+            empty_cache_at,
+            dispensable,
+        )
         if placement is not None:
             return _summarize(events, sizes, placement, curve=curve, requested=requested)
     return replay_reference(
@@ -170,28 +182,43 @@ def _place(
     total_bytes: int | None,
     chains: Chains | None,
     streams: bytes,
+    empty_cache_at: Sequence[int],
+    dispensable: Collection[int],
 ) -> Placement | None:
     """The fast replay, or None where it would not be exact."""
-    limit = MAX_FAST_BYTES if limit_bytes is None else min(limit_bytes, MAX_FAST_BYTES)
     if total_bytes is not None and conf.per_process_memory_fraction < 1.0:
         if conf.garbage_collection_threshold > 0.0:
             return None
-        limit = min(limit, int(conf.per_process_memory_fraction * total_bytes))
+        share = int(conf.per_process_memory_fraction * total_bytes)
+        limit_bytes = share if limit_bytes is None else min(limit_bytes, share)
     if conf.roundup_power2_divisions == NO_DIVISIONS:
         rounded_sizes = [(size + 511) & -512 for size in sizes]
     else:
         divisions = conf.roundup_power2_divisions
         rounded_by_size = {size: round_size(size, divisions) if size else 0 for size in set(sizes)}
         rounded_sizes = [rounded_by_size[size] for size in sizes]
+    gives_back = not conf.expandable_segments and (limit_bytes is not None or bool(empty_cache_at))
     # Every event of a valid stream is different from all others; this catches a second
-    # allocation or free of the same number, and the loops stumble over a free that comes first.
-    if chains is None and (len(set(events)) != len(events) or 0 in sizes):
+    # allocation or free of the same number, and the loops stumble over a free that comes first,
+    # unless they pass over what memory did not suffice for.
+    if chains is None and (gives_back or len(set(events)) != len(events) or 0 in sizes):
         check_events(events, sizes)
+    large = conf.large_segment_size
+    if gives_back:
+        return place_releasing(
+            events,
+            rounded_sizes,
+            limit_bytes,
+            large,
+            streams,
+            empty_cache_at=empty_cache_at,
+            dispensable=dispensable,
+        )
+    limit = MAX_FAST_BYTES if limit_bytes is None else min(limit_bytes, MAX_FAST_BYTES)
     span = None
     if conf.expandable_segments:
         span = UNBOUNDED_RANGE if total_bytes is None else expandable_range(total_bytes)
         limit = limit if total_bytes is None else min(limit, total_bytes)
-    large = conf.large_segment_size
     try:
         return place(events, rounded_sizes, limit, large, chains, streams, range_bytes=span)
     except (TypeError, IndexError):
@@ -208,27 +235,34 @@ def _summarize(
     requested: bool = True,
 ) -> Replay:
     """Peaks and curves from the sizes handed out, in passes that run at the speed of C."""
+    if placement.oom_index is not None:
+        events = events[: placement.oom_index + 1]
     allocated = _running_sum(events, placement.block_bytes)
     peak = max(allocated, default=0)
-    last_index, reserved = placement.growth[-1] if placement.growth else (0, 0)
+    growth = placement.growth
+    reserved = max((nbytes for _, nbytes in growth), default=0)
+    requests = sizes
+    if requested and placement.num_retries:
+        # what memory did not suffice for was requested in vain
+        requests = [
+            size if given else 0 for size, given in zip(sizes, placement.block_bytes, strict=True)
+        ]
     reserved_curve = None
     if curve:
         reserved_curve = array("q")
-        for (index, value), (following, _) in pairwise(
-            [(0, 0), *placement.growth, (len(events), 0)]
-        ):
+        for (index, value), (following, _) in pairwise([(0, 0), *growth, (len(events), 0)]):
             reserved_curve.extend(array("q", [value]) * (following - index))
     return Replay(
         peak_allocated_bytes=peak,
         peak_allocated_index=allocated.index(peak) if allocated else 0,
         peak_reserved_bytes=reserved,
-        peak_reserved_index=last_index,
-        peak_requested_bytes=max(_running_sum(events, sizes), default=0) if requested else None,
+        peak_reserved_index=next((index for index, nbytes in growth if nbytes == reserved), 0),
+        peak_requested_bytes=max(_running_sum(events, requests), default=0) if requested else None,
         final_allocated_bytes=allocated[-1] if allocated else 0,
-        final_reserved_bytes=reserved,
-        num_alloc_retries=0,
-        num_ooms=0,
-        oom_index=None,
+        final_reserved_bytes=growth[-1][1] if growth else 0,
+        num_alloc_retries=placement.num_retries,
+        num_ooms=int(placement.oom_index is not None),
+        oom_index=placement.oom_index,
         block_bytes=placement.block_bytes,
         num_segments=placement.num_segments,
         allocated_curve=array("q", allocated) if curve else None,
@@ -238,6 +272,8 @@ def _summarize(
 
 def peak_without(result: Replay, events: Sequence[int], numbers: Collection[int]) -> int:
     """The allocated peak of a replay if some allocation numbers had not been made, bytes."""
+    if not numbers:
+        return result.peak_allocated_bytes
     block_bytes = list(result.block_bytes)
     for number in numbers:
         block_bytes[number] = 0

@@ -208,12 +208,30 @@ class TestFastEqualsReference:
     @QUICK
     @given(stream=streams(), limit=st.integers(1, 500 * MIB), total=st.none() | st.integers(0, MIB))
     def test_any_limit(self, conf, stream, limit, total):
-        """Near a limit the full model decides, and only there."""
+        """Near a limit caches are released, and the full model decides over growing segments."""
         bounds = {"limit_bytes": limit, "total_bytes": None if total is None else limit + total}
         fast = replay(*stream, conf, **bounds, curve=True)
         assert fast == replay_reference(*stream, conf, **bounds, curve=True)
         assert fast.peak_reserved_bytes <= limit
         assert fast.final_allocated_bytes >= 0
+
+    @QUICK
+    @given(stream=streams(), data=st.data(), limit=st.none() | st.integers(1, 500 * MIB))
+    def test_memory_given_back(self, stream, data, limit):
+        """Under a limit, by the program, on streams, and with what a program goes on without."""
+        events, sizes = stream
+        places, numbers = st.integers(0, len(events)), st.integers(0, len(sizes))
+        count = len(sizes)
+        options = {
+            "limit_bytes": limit,
+            "curve": True,
+            "streams": bytes(
+                data.draw(st.lists(st.integers(0, 2), min_size=count, max_size=count))
+            ),
+            "empty_cache_at": sorted(data.draw(st.sets(places, max_size=4))),
+            "dispensable": data.draw(st.sets(numbers, max_size=8)),
+        }
+        assert replay(*stream, **options) == replay_reference(*stream, **options)
 
     @pytest.mark.slow("expandable")
     @both_modes
