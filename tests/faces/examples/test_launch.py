@@ -99,7 +99,7 @@ def test_a_launch_waits_for_the_answer(bash, gpu, words, code, launched, said):
 
 
 @needs_bash
-@pytest.mark.slow("a driver that fails", "named")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("driver", "given", "said"),
     [
