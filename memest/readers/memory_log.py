@@ -40,7 +40,25 @@ _DRIVER = re.compile(
 )
 _HOST = re.compile(r"(?:^|[^a-z])(?:rss|host|proc\.memory|cpu)", re.IGNORECASE)
 _HIGHEST = re.compile(r"max|peak|high", re.IGNORECASE)
-_OF_CARD = re.compile(r"total|free|percent|util|predicted|difference|limit|headroom", re.IGNORECASE)
+_OTHERWISE = re.compile(
+    r"total|free|percent|pct|%|util|predicted|diff|delta|limit|headroom|count|num_|retries|small_pool"
+    r"|large_pool|\.(?:allocated|freed)$|__M(?:IN|AX)$",
+    re.IGNORECASE,
+)
+"""Of the card, shares, differences, counts, sums over the run, and what W&B exports beside."""
+_OF_ONE = (
+    "rank",
+    "local_rank",
+    "global_rank",
+    "gpu",
+    "gpu_id",
+    "device_id",
+    "index",
+    "uuid",
+    "run",
+)
+"""Columns that say which of several processes or cards a row is of."""
+_DELIMITERS = ",;\t"
 
 _EXAMPLE = "step,allocated_mib,reserved_mib"
 
@@ -80,21 +98,24 @@ def read_memory_log(path: str | Path) -> MemoryLog:
         ) from error
     rows = _rows(text, path)
     names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = _columns(names)
+    notes: list[str] = []
+    columns = _columns(names, notes)
     if not columns:
         said = ", ".join(names[:8]) or "no column"
         raise ConfigError(
             f"{path} has no column of memory (it has {said}): name them as in {_EXAMPLE}; "
             "allocated, max_allocated, reserved, device and host are known, with their units."
         )
-    return _log(rows, names, columns, path)
+    return _log(_of_one(rows, names, notes), names, columns, path, notes)
 
 
 def _rows(text: str, path: str | Path) -> list[dict[str, Any]]:
     stripped = text.lstrip()
     if stripped.startswith(("{", "[")):
         return _json_rows(stripped, path)
-    reader = csv.DictReader(io.StringIO(text), skipinitialspace=True)
+    head = text.partition("\n")[0]
+    delimiter = max(_DELIMITERS, key=head.count)
+    reader = csv.DictReader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True)
     try:
         return [{str(k): v for k, v in row.items() if k} for row in reader]
     except csv.Error as error:
@@ -105,35 +126,55 @@ def _json_rows(text: str, path: str | Path) -> list[dict[str, Any]]:
     """Rows of a Trainer's state, of a list, or of one object a line."""
     try:
         content = json.loads(text)
-    except json.JSONDecodeError:
+    except RecursionError as error:
+        raise ConfigError(f"{path} is nested too deep for a log.") from error
+    except ValueError:
         content = []
         for number, line in enumerate(text.splitlines(), 1):
             if not line.strip():
                 continue
             try:
                 content.append(json.loads(line))
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:
+                said = getattr(error, "msg", error)
                 raise ConfigError(
-                    f"{path}, line {number} is no JSON ({error.msg}): one object a line, a list, "
+                    f"{path}, line {number} is no JSON ({said}): one object a line, a list, "
                     "or a trainer_state.json."
                 ) from error
     if isinstance(content, dict):
         content = content.get("log_history", [content])
-    return [row for row in content if isinstance(row, dict)]
+    return [row for row in content if isinstance(row, dict)] if isinstance(content, list) else []
 
 
-def _columns(names: Sequence[str]) -> dict[Quantity, str]:
+def _columns(names: Sequence[str], notes: list[str]) -> dict[Quantity, str]:
     """For each quantity the first column that is of it."""
     found: dict[Quantity, str] = {}
     for name in names:
         quantity = _quantity(name)
-        if quantity is not None:
-            found.setdefault(quantity, name)
+        if quantity is not None and found.setdefault(quantity, name) != name:
+            notes.append(
+                f"{name} was not read, for {found[quantity]} is: give a log of one GPU and one run."
+            )
     return found
 
 
+def _of_one(
+    rows: list[dict[str, Any]], names: Iterable[str], notes: list[str]
+) -> list[dict[str, Any]]:
+    """The rows of the first process, card or run, where a column says which."""
+    for name in (name for name in names if name.lower() in _OF_ONE):
+        values = list(dict.fromkeys(row[name] for row in rows if row.get(name) not in (None, "")))
+        if len(values) > 1:
+            notes.append(
+                f"only rows whose {name} is {values[0]} were read, of {len(values)} there."
+            )
+            rows = [row for row in rows if row.get(name) == values[0]]
+    return rows
+
+
 def _quantity(name: str) -> Quantity | None:
-    if _OF_CARD.search(name):
+    name = name.rpartition(" - ")[2]  # W&B exports write the run in front
+    if _OTHERWISE.search(name):
         return None
     lower = name.lower()
     if _HOST.search(name) and "gpu" not in lower:
@@ -153,20 +194,26 @@ def _log(
     names: Iterable[str],
     columns: Mapping[Quantity, str],
     path: str | Path,
+    notes: list[str],
 ) -> MemoryLog:
     step = next((name for name in names if name.lower() in _STEPS), None)
     flag = next((name for name in names if name.lower() in _EVALUATION), None)
-    notes: list[str] = []
     sizes = {
         quantity: _sizes([row.get(name) for row in rows], name, path, notes)
         for quantity, name in columns.items()
     }
-    points = []
+    points: list[MemoryPoint] = []
+    seen: set[int] = set()
+    restart = 0
     for number, row in enumerate(rows):
         values = {f"{q.value}_bytes": each[number] for q, each in sizes.items()}
         if all(value is None for value in values.values()):
             continue
         at = _whole(row.get(step), step or "", path) if step else None
+        if at is not None and points and at < points[-1].step and at in seen:
+            restart = number + 1
+            points, seen = [], set()
+        seen.add(number + 1 if at is None else at)
         points.append(
             MemoryPoint(
                 step=number + 1 if at is None else at,
@@ -174,6 +221,11 @@ def _log(
                 in ("1", "true", "yes", "eval"),
                 **values,
             )
+        )
+    if restart:
+        notes.append(
+            f"{step} begins anew at row {restart}: only what follows was read. Number the steps "
+            "through where it is one run."
         )
     points.sort(key=lambda point: point.step)
     return MemoryLog(
@@ -206,19 +258,21 @@ def _sizes(
             sizes.append(None)
             continue
         try:
-            if text[-1].isalpha():
+            if text[-1].isalpha() or text[0] == "-":  # a size is never negative
                 sizes.append(parse_size(text))
-                continue
-            number = float(text)
-            sizes.append(int(number * (unit or 1)))
+            else:
+                sizes.append(int(float(text) * (unit or 1)))
         except (ConfigError, ValueError, OverflowError) as error:
             raise ConfigError(
                 f"{path}: {name} is {text[:40]!r}: a size is needed, 1343MiB or a number."
             ) from error
-    has_units = any(str(value).strip()[-1:].isalpha() for value in values if value is not None)
-    if unit is None and not has_units:
-        known = [size for size in sizes if size is not None]
-        if max(known, default=0) < _CERTAINLY_BYTES:
+    bare = [
+        size
+        for size, value in zip(sizes, values, strict=True)
+        if size is not None and not str(value).strip()[-1:].isalpha()
+    ]
+    if unit is None and bare:
+        if max(bare) < _CERTAINLY_BYTES:
             raise ConfigError(
                 f"{path}: nothing says what {name} counts: call it {name}_mib, _gib or _bytes, or "
                 "write units behind the values (1343 MiB)."

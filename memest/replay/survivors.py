@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -87,6 +88,7 @@ class RecordedPasses:
         points: of each pass; none where nothing repeats.
         sites: what is alive at the end of what was recorded, the largest first.
         has_frames: whether the recording says what code allocates.
+        forward_places: different ways to allocations of a forward, whether they stay or not.
     """
 
     device: int
@@ -94,27 +96,28 @@ class RecordedPasses:
     points: tuple[PassPoint, ...]
     sites: tuple[KeptSite, ...]
     has_frames: bool
+    forward_places: int
 
 
-def passes_of(snapshot: Snapshot, content: Mapping[str, Any]) -> RecordedPasses | None:
-    """The passes of the device with the longest history; None where there is no history.
+def passes_of(snapshot: Snapshot, content: Mapping[str, Any], device: int) -> RecordedPasses:
+    """The passes of a device.
 
     Args:
         snapshot: a recording.
         content: what it was read from, with the frames.
+        device: its index.
     """
-    device = max(range(len(snapshot.traces)), key=lambda d: len(snapshot.traces[d]), default=None)
-    if device is None or not snapshot.traces[device]:
-        return None
     stacks, frames = _stacks(content["device_traces"][device])
-    begins = _begins(stacks, frames)
+    names = [_name(each) for each in frames]
+    begins = _begins(stacks, [role for _, _, role in names])
     before, points = _points(snapshot, device, begins) if begins else (0, [])
     return RecordedPasses(
         device=device,
         before_bytes=before,
         points=tuple(points),
-        sites=_kept(snapshot, device, stacks, frames, begins),
+        sites=_kept(snapshot, device, stacks, names, begins),
         has_frames=any(frames),
+        forward_places=sum(role in (Role.FORWARD, Role.EVALUATION) for _, _, role in names),
     )
 
 
@@ -140,7 +143,7 @@ def _stacks(trace: Sequence[Mapping[str, Any]]) -> tuple[array[int], list[Any]]:
     return stacks, frames
 
 
-def _begins(stacks: Sequence[int], frames: Sequence[Any]) -> list[int]:
+def _begins(stacks: Sequence[int], roles: Sequence[Role]) -> list[int]:
     """Where passes begin: the births of the earliest code that allocates once in each."""
     births: dict[int, list[int]] = defaultdict(list)
     for index, stack in enumerate(stacks):
@@ -157,14 +160,13 @@ def _begins(stacks: Sequence[int], frames: Sequence[Any]) -> list[int]:
     if passes < _FEWEST:
         return []
     begins = min(at for at in lasting if passes <= len(at) <= passes + 1)
-    return [] if _are_layers(begins, births, frames) else begins
+    return [] if _are_layers(begins, births, roles) else begins
 
 
 def _are_layers(
-    begins: Sequence[int], births: Mapping[int, Sequence[int]], frames: Sequence[Any]
+    begins: Sequence[int], births: Mapping[int, Sequence[int]], roles: Sequence[Role]
 ) -> bool:
     """Whether what repeats are layers of one step: other code goes before, or comes behind them."""
-    roles = {stack: role_of(frames[stack]) for stack in births}
     ends = (Role.EVALUATION, Role.OPTIMIZER)
     new = sum(at[0] > begins[-1] and roles[stack] not in ends for stack, at in births.items())
     old = sum(at[-1] < begins[0] and roles[stack] is Role.FORWARD for stack, at in births.items())
@@ -217,23 +219,25 @@ def _kept(
     snapshot: Snapshot,
     device: int,
     stacks: Sequence[int],
-    frames: Sequence[Any],
+    names: Sequence[tuple[str, str, Role]],
     begins: Sequence[int],
 ) -> tuple[KeptSite, ...]:
     """The sites of what was born in the recording and is alive at its end."""
     trace, divisions = snapshot.traces[device], snapshot.conf.roundup_power2_divisions
     alive: dict[int, int] = {}
+    longest: Counter[tuple[str, str, Role]] = Counter()  # passes that what died had lived through
     for index, event in enumerate(trace):
         if event.action == "alloc":
             alive[event.address] = index
-        elif event.action == "free_requested":
-            alive.pop(event.address, None)
+        elif event.action.startswith("free_") and (born := alive.pop(event.address, -1)) >= 0:
+            name, lived = names[stacks[born]], bisect_right(begins, index)
+            longest[name] = max(longest[name], lived - bisect_right(begins, born))
     by_site: dict[tuple[str, str, Role], list[int]] = defaultdict(list)
-    names = {stack: _name(frames[stack]) for stack in {stacks[index] for index in alive.values()}}
     for index in alive.values():
         by_site[names[stacks[index]]].append(index)
     sites = []
-    for (site, line, role), indices in by_site.items():
+    for name, indices in by_site.items():
+        site, line, role = name
         kept: Counter[int] = Counter()
         for index in indices:
             kept[bisect_right(begins, index) - 1] += round_size(trace[index].size, divisions)
@@ -249,7 +253,7 @@ def _kept(
                 pass_bytes=int(median(size for number, size in kept.items() if number >= 0))
                 if max(kept) >= 0
                 else 0,
-                grows=_grows(kept, len(begins)),
+                grows=_grows(sorted(kept), len(begins), longest[name]),
             )
         )
     return tuple(sorted(sites, key=lambda each: -each.bytes))
@@ -261,13 +265,24 @@ def _name(frames: Any) -> tuple[str, str, Role]:
     return site_of(frames), line_of(frames), role_of(frames)
 
 
-def _grows(kept: Mapping[int, int], passes: int) -> bool:
+def _grows(kept: Sequence[int], passes: int, longest: int) -> bool:
     """Whether passes between the first and the last kept some, over half of the recording.
 
     What lives from one pass to the next, as gradients and the batch do, is of the last pass alone;
-    what stays from the first one, as states of the optimizer do, of the first.
+    what stays from the first one, as states of the optimizer do, of the first. A buffer that is
+    full takes no more, or gives back what is as old as the oldest it has.
+
+    Args:
+        kept: passes that kept some, in order.
+        passes: how many there are.
+        longest: passes that what died had lived through.
     """
-    if passes < _FEWEST:
-        return False
     between = [number for number in kept if 0 < number < passes - 1]
-    return len(between) > 1 and between[-1] - between[0] >= (passes - 1) // 2 - 1
+    if passes <= _FEWEST or len(between) < 2:
+        return False
+    seldom = max(after - before for before, after in pairwise(between))
+    return (
+        between[-1] - between[0] >= (passes - 1) // 2 - 1
+        and passes - 2 - between[-1] <= seldom
+        and passes - 1 - between[0] > longest
+    )

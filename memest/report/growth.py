@@ -109,8 +109,8 @@ def _course(explanation: GrowthExplanation, page: Page) -> Grid:
 
 def _sites(explanation: GrowthExplanation) -> Grid:
     unit = explanation.unit
-    head = ("where", "part", "tensors", "by now", f"each {unit}")
-    table = Grid("left", "left", "right", "right", "right", head=head)
+    head = ("where", "part", "tensors", "by now", f"a {unit}", f"{unit}es")
+    table = Grid("left", "left", *["right"] * 4, head=head)
     for site in explanation.sites[:_MOST_SITES]:
         where = site.site or "no Python frame"
         if site.line and site.line not in where:
@@ -121,6 +121,7 @@ def _sites(explanation: GrowthExplanation) -> Grid:
             f"{site.count:,}",
             format_size(site.bytes),
             format_size(site.pass_bytes),
+            f"{site.passes:,}",
         )
     if len(explanation.sites) > _MOST_SITES:
         table.add_row(f"{len(explanation.sites) - _MOST_SITES} more: --json has them all")

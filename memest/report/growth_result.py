@@ -96,8 +96,9 @@ class GrowingSite(Document):
         role: the part of a step it is of.
         places: different ways there.
         count: allocations that are alive.
+        passes: those that they were made in.
         bytes: of them all.
-        pass_bytes: added in a pass.
+        pass_bytes: added in a pass that keeps any.
     """
 
     site: str
@@ -105,6 +106,7 @@ class GrowingSite(Document):
     role: str
     places: int
     count: int
+    passes: int
     bytes: int
     pass_bytes: int
 

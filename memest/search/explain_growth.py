@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from memest.catalog.capacity import usable_bytes
 from memest.catalog.gpus import REFERENCE_GPU, find_gpu
 from memest.config.setup import Setup
-from memest.errors import ConfigError
+from memest.errors import ConfigError, ReplayError
 from memest.estimation.breakdown import alive_at_end
 from memest.estimation.run import Run
 from memest.events import Category, Phase
 from memest.readers.memory_log import read_memory_log
 from memest.replay.conf import parse_alloc_conf
 from memest.replay.replay import replay
-from memest.replay.snapshot import load_content
+from memest.replay.snapshot import Snapshot, load_content
 from memest.replay.survivors import KeptSite, RecordedPasses, passes_of
 from memest.report.growth_result import (
     ExpectedCourse,
@@ -101,7 +101,7 @@ def explain_growth(
         )
     snapshot, content = load_content(Path(record).expanduser())
     say("looking for what stays")
-    return _of_recording(passes_of(snapshot, content), str(record), expected, capacity)
+    return _of_recording(_recorded(snapshot, content, record), str(record), expected, capacity)
 
 
 def explanation_of(
@@ -181,28 +181,51 @@ def _full_at(evidence: Evidence, capacity: int | None) -> int | None:
 # -- a recording -------------------------------------------------------------------------------
 
 
+def _recorded(snapshot: Snapshot, content: Any, path: str | Path) -> list[RecordedPasses]:
+    """Each device that has a history: the one that keeps the most first, then the longest."""
+    devices = [number for number, trace in enumerate(snapshot.traces) if trace]
+    if not devices:
+        raise ConfigError(
+            f"{path} has no history of the allocator: call "
+            "torch.cuda.memory._record_memory_history() before the steps, and "
+            "torch.cuda.memory._dump_snapshot('run.pickle') after ten of them."
+        )
+    try:
+        found = [passes_of(snapshot, content, number) for number in devices]
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ReplayError(
+            f"{path} has frames that are none of torch ({type(error).__name__}: {error}): each "
+            "needs filename, line and name."
+        ) from error
+    return sorted(
+        found,
+        key=lambda each: (
+            -sum(site.bytes for site in each.sites if site.grows),
+            -len(snapshot.traces[each.device]),
+        ),
+    )
+
+
 def _of_recording(
-    recorded: RecordedPasses | None,
+    devices: Sequence[RecordedPasses],
     source: str,
     expected: ExpectedCourse | None,
     capacity: int | None,
 ) -> GrowthExplanation:
-    if recorded is None:
-        raise ConfigError(
-            f"{source} has no history of the allocator: call "
-            "torch.cuda.memory._record_memory_history() before the steps, and "
-            "torch.cuda.memory._dump_snapshot('run.pickle') after ten of them."
-        )
+    recorded, *others = devices
     notes = []
-    if not recorded.points:
+    if others:
+        names = ", ".join(f"cuda:{each.device}" for each in others)
+        notes.append(f"{names} has a history, too: cuda:{recorded.device} is explained here.")
+    if not recorded.has_frames:
+        notes.append(
+            "the recording has no frames, by which passes and the code that keeps are told: leave "
+            "stacks and context of _record_memory_history() as they are."
+        )
+    elif not recorded.points:
         notes.append(
             "no pass of a training loop repeats in this recording: it has one step, or a part of "
             "one. What is alive at its end may be needed still; record ten steps to tell."
-        )
-    elif not recorded.has_frames:
-        notes.append(
-            "the recording has no frames, so it does not say what code keeps: leave stacks and "
-            "context of _record_memory_history() as they are."
         )
     before = [MemoryPoint(step=0, allocated_bytes=recorded.before_bytes)] if recorded.points else []
     points = [
@@ -228,6 +251,12 @@ def _of_recording(
             for site in recorded.sites
             if not site.grows and site.passes[0] >= 0 and site.passes[-1] < len(points) - 1
         ),
+        carried=tuple(
+            _site(site)
+            for site in recorded.sites
+            if not site.grows and site.passes[-1] == len(points) - 1
+        ),
+        forward_places=recorded.forward_places,
         largest_bytes=tuple(point.largest_bytes for point in recorded.points[:-1]),
         has_sites=recorded.has_frames,
     )
@@ -240,6 +269,7 @@ def _site(site: KeptSite) -> GrowingSite:
         role=site.role.value,
         places=site.places,
         count=site.count,
+        passes=len(site.passes),
         bytes=site.bytes,
         pass_bytes=site.pass_bytes,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from memest.replay.sites import Role
 from memest.report.growth_result import (
@@ -29,7 +29,9 @@ _SCALARS = 8 * KIB
 _SAME = 0.03
 """How far two sizes may be apart to be of one thing."""
 _GRAPH_PLACES = 4
-"""Places of a forward that keep, for it to be its graph: outputs are of one or two."""
+"""Places of a forward that keep, for it to be its graph: outputs are of a few."""
+_GRAPH_SHARE = 0.2
+"""And for each place of the forward: a cache of keys and hidden states are outputs, too."""
 _MOST_SITES = 3
 
 _LOG = "log torch.cuda.memory_allocated() and memory_reserved() when a step is over."
@@ -42,6 +44,10 @@ _NUMBERS = "keep numbers, not tensors: total += loss.item(), or losses.append(lo
 _NO_GRAPH = (
     "look for an output or a loss that is stored with its graph: detach() what is kept, "
     "evaluate under torch.no_grad(), and leave retain_graph=True out."
+)
+_CARRIED = (
+    "it may be a buffer that is made anew, and larger (torch.cat: allocate it once), or one that "
+    "fills up, or samples that get longer and that a variable still names: more passes tell."
 )
 _ONE_COPY = "keep one copy of the weights, or move each to the host."
 _OUTPUTS = (
@@ -75,7 +81,9 @@ class Evidence:
         points: what was read, in order.
         unit: what a point is of.
         sites: code whose allocations stay, pass after pass.
-        states: sites that kept from the first passes on and no more.
+        states: sites that kept in some passes and no more.
+        carried: sites of which the last pass left some, and that keep nothing for long.
+        forward_places: places of a forward in the recording, whether they keep or not.
         largest_bytes: the largest request of each pass; empty without a recording.
         has_sites: whether a recording said which code allocates.
         expected: of a prediction; None without a model.
@@ -85,6 +93,8 @@ class Evidence:
     unit: str = "step"
     sites: tuple[GrowingSite, ...] = ()
     states: tuple[GrowingSite, ...] = ()
+    carried: tuple[GrowingSite, ...] = ()
+    forward_places: int = 0
     largest_bytes: tuple[int, ...] = ()
     has_sites: bool = False
     expected: ExpectedCourse | None = None
@@ -106,10 +116,16 @@ class Evidence:
         trend = self.trends[quantity]
         return trend if trend is not None and trend.grows else None
 
-    def is_flat(self, quantity: Quantity) -> bool:
-        """Whether a quantity was read and does not grow."""
-        trend = self.trends[quantity]
-        return trend is not None and not trend.grows
+    @property
+    def needs_more(self) -> bool:
+        """Whether steps take more beyond what is alive between them, or nothing tells."""
+        beyond = [
+            (after.step, after.peak_allocated_bytes - before.allocated_bytes)
+            for before, after in pairwise(p for p in self.points if not p.evaluation)
+            if after.peak_allocated_bytes is not None and before.allocated_bytes is not None
+        ]
+        trend = trend_of(Quantity.PEAK_ALLOCATED, beyond)
+        return trend is None or trend.grows
 
     def each(self, trend: Trend) -> str:
         """How a trend grows, in words."""
@@ -145,7 +161,11 @@ def _first_step(evidence: Evidence) -> Iterator[GrowthFinding]:
         if rest:
             sentences.append(f"{format_size(rest)} are made elsewhere, and no more is added.")
     elif len(points) > 1 and not points[0].step:
-        added = (points[1].allocated_bytes or 0) - (points[0].allocated_bytes or 0)
+        # numbers can begin with 0 behind the first step, too: then no more stays than later
+        trend = evidence.grown(Quantity.ALLOCATED)
+        later = [p.allocated_bytes for p in evidence.points if p.step]
+        least = min(size for size in later if size is not None)
+        added = least - (points[0].allocated_bytes or 0) - (trend.step_bytes if trend else 0)
         size = format_size(added)
         sentences.append(f"{size} more after the first {evidence.unit} than before.")
     if added <= 0:
@@ -190,21 +210,31 @@ def _evaluations(evidence: Evidence) -> Iterator[GrowthFinding]:
 
 def _kept(evidence: Evidence) -> Iterator[GrowthFinding]:
     trend = evidence.grown(Quantity.ALLOCATED)
-    if trend is None:
-        return
-    sentences = [f"allocated memory between two steps grows by {evidence.each(trend)}."]
-    if evidence.has_sites:
-        cause, more, remedy = _by_sites(evidence)
+    if trend is not None:
+        size, step = trend.bytes, trend.step_bytes
+        sentence = f"allocated memory between two steps grows by {evidence.each(trend)}."
+    elif evidence.sites and evidence.trends[Quantity.ALLOCATED] is not None:
+        size, step = sum(site.bytes for site in evidence.sites), 0
+        sentence = "allocated memory between two steps goes up and down by more than is kept."
     else:
+        return
+    if not evidence.has_sites:
+        assert trend is not None
         cause, more, remedy = _by_size(evidence, trend)
+    elif evidence.sites:
+        cause, more, remedy = _by_sites(evidence)
+    elif size <= sum(s.bytes for s in evidence.states if s.role != Role.OPTIMIZER):
+        return  # made in some passes, and no more is added: told with the first step
+    else:
+        cause, more, remedy = Cause.UNEXPLAINED, _carried(evidence), (_CARRIED,)
     yield GrowthFinding(
         cause=cause,
         quantity=Quantity.ALLOCATED,
-        bytes=trend.bytes,
-        step_bytes=trend.step_bytes or None,
-        evidence=(*sentences, *more),
+        bytes=size,
+        step_bytes=step or None,
+        evidence=(sentence, *more),
         remedy=remedy,
-        is_leak=True,
+        is_leak=bool(evidence.sites) or not evidence.has_sites,
     )
 
 
@@ -214,18 +244,17 @@ _Reason = tuple[Cause, list[str], tuple[str, ...]]
 def _by_sites(evidence: Evidence) -> _Reason:
     """The cause by the code whose allocations stay."""
     sites = evidence.sites
-    if not sites:
-        text = "the recording has no code of which allocations stay: they are older than it, or of"
-        return Cause.UNEXPLAINED, [f"{text} its last {evidence.unit}."], ()
     total = sum(site.pass_bytes for site in sites)
     sentences = [_sentence(site, evidence.unit) for site in sites[:_MOST_SITES]]
     if len(sites) > _MOST_SITES:
-        rest = sum(site.pass_bytes for site in sites[_MOST_SITES:])
-        sentences.append(f"{len(sites) - _MOST_SITES} more places keep {format_size(rest)}.")
-    if sites[0].role == Role.COPY:
+        rest = sum(site.bytes for site in sites[_MOST_SITES:])
+        sentences.append(f"elsewhere {format_size(rest)} are kept, see below.")
+    weights = evidence.expected.parameter_bytes if evidence.expected else 0
+    if sites[0].role == Role.COPY or _is_near(total, weights):
         return Cause.KEPT_WEIGHTS, sentences, (_ONE_COPY,)
     of_forward = [s for s in sites if s.role in (Role.FORWARD, Role.EVALUATION)]
-    if sum(site.places for site in of_forward) >= _GRAPH_PLACES:
+    places = sum(site.places for site in of_forward)
+    if places >= max(_GRAPH_PLACES, _GRAPH_SHARE * evidence.forward_places):
         sentences.append("so many places of a forward stay only while something holds its graph.")
         return Cause.KEPT_GRAPH, sentences, (_NO_GRAPH,)
     return Cause.KEPT_TENSORS, sentences, (_NUMBERS if total <= _SCALARS else _OUTPUTS,)
@@ -251,15 +280,25 @@ def _is_near(size: int, other: int) -> bool:
     return other > 0 and abs(size - other) <= _SAME * other
 
 
+def _carried(evidence: Evidence) -> list[str]:
+    """Nothing stays for long, and still each pass leaves more."""
+    sentences = [f"no code keeps some of every {evidence.unit}: what one leaves, later ones free."]
+    if evidence.carried:
+        site = max(evidence.carried, key=lambda each: each.bytes)
+        size = format_size(site.bytes)
+        sentences.append(f"most of what is alive at the end was made by {_name(site)}: {size}.")
+    return sentences
+
+
 def _sentence(site: GrowingSite, unit: str) -> str:
-    size = f"{format_size(site.pass_bytes)} a {unit}"
+    size = f"{format_size(site.pass_bytes)} in each of {site.passes:,} {unit}es"
     return f"{_name(site)} keeps {size}: {site.count:,} tensors, {format_size(site.bytes)} by now."
 
 
 def _name(site: GrowingSite) -> str:
     """The user's own line, and the code below it that allocates."""
     if not site.site:
-        return "code without a Python frame, as in a backward"
+        return "code without a Python frame (a backward)"
     inner = site.site.partition(" < ")[0]
     if not site.line or site.line in site.site:
         return site.line or inner
@@ -272,8 +311,10 @@ def _name(site: GrowingSite) -> str:
 def _varying(evidence: Evidence) -> Iterator[GrowthFinding]:
     """Peaks and segments that grow while nothing is kept."""
     peak, reserved = evidence.grown(Quantity.PEAK_ALLOCATED), evidence.grown(Quantity.RESERVED)
+    if not evidence.needs_more:
+        peak = None  # it is higher by what stays since the beginning
     trend = reserved or peak
-    if trend is None or evidence.grown(Quantity.ALLOCATED) is not None:
+    if trend is None or evidence.grown(Quantity.ALLOCATED) is not None or evidence.sites:
         return
     if evidence.trends[Quantity.ALLOCATED] is None:
         yield _not_told(evidence, trend)

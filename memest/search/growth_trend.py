@@ -98,7 +98,7 @@ def trend_of(quantity: Quantity, values: Sequence[tuple[int, int]]) -> Trend | N
     rises, falls = sum(gap > noise for gap in gaps), sum(gap < -noise for gap in gaps)
     (first_step, first), (last_step, last) = floors[0], floors[-1]
     shape = Shape.FLAT
-    if not falls and rises >= math.ceil(_MOST_RISE * len(gaps)):
+    if not falls and rises >= math.ceil(_MOST_RISE * len(gaps)) and gaps[-1] > noise:
         shape = Shape.STEADY
     elif not falls and rises:
         shape = Shape.JUMPS

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections import deque
 
 import pytest
 import torch
 
 import memest
+from memest.errors import ReplayError
 from memest.replay.sites import Role
 from memest.replay.snapshot import load_content
 from memest.replay.survivors import passes_of
@@ -17,6 +19,7 @@ from support.recorded_loop import recorded
 from support.snapshots import for_each_recording
 
 PASSES = 8
+LENGTHS = (16, 24, 40, 20, 64, 31, 80, 50, 100)
 
 
 def network():
@@ -69,9 +72,9 @@ LOOPS = {
 def explained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("growth")
 
-    def of(**options):
+    def of(loop=None, **options):
         path = folder / "run.pickle"
-        path.write_bytes(pickle.dumps(recorded(lambda: train(**options))))
+        path.write_bytes(pickle.dumps(recorded(loop or (lambda: train(**options)))))
         return memest.explain_growth(path)
 
     return of
@@ -107,10 +110,88 @@ def test_states_of_the_optimizer_are_no_leak(explained):
 
 @pytest.mark.slow
 def test_lengths_that_vary_are_no_leak(explained):
-    found = explained(lengths=(16, 24, 40, 20, 64, 31, 80, 50, 100), passes=12)
+    found = explained(lengths=LENGTHS, passes=12)
 
     assert not found.leaks
     assert Cause.VARYING_SIZES in [finding.cause for finding in found.findings]
+
+
+@pytest.mark.parametrize(
+    "options", [{"accumulate": 4, "passes": 24}, {"lengths": LENGTHS, "passes": 18}]
+)
+def test_what_stays_is_found_below_what_comes_and_goes(options, explained):
+    """Gradients that add up, or samples of other lengths, are far more than what is kept."""
+    every = options.get("accumulate", 1)
+    passes = iter(range(1, 100))
+    found = explained(keep=lambda _, loss, out: None if next(passes) % every else loss, **options)
+    (leak,) = (finding for finding in found.findings if finding.is_leak)
+    (site,) = found.sites
+
+    assert leak.cause is Cause.KEPT_TENSORS
+    assert (site.passes, site.pass_bytes) == (options["passes"] // every, 512)
+    assert f"in each of {site.passes} passes" in " ".join(leak.evidence)
+
+
+@pytest.mark.parametrize(("size", "passes"), [(4, 8), (7, 12)])
+def test_a_buffer_that_is_full_is_no_leak(size, passes, explained):
+    ring, heap = deque(maxlen=size), []
+    first = explained(keep=lambda model, loss, out: ring.append(out.detach()), passes=passes)
+    filled = explained(
+        keep=lambda model, loss, out: len(heap) < size and heap.append(out.detach()), passes=passes
+    )
+
+    for found in (first, filled):
+        assert (found.leaks, found.sites) == (False, ())
+        assert Cause.VARYING_SIZES not in [finding.cause for finding in found.findings]
+
+
+def test_samples_that_get_longer_are_no_leak(explained):
+    found = explained(lengths=range(8, 80, 4), passes=18)
+
+    assert not found.leaks
+    assert "later ones free" in " ".join(s for f in found.findings for s in f.evidence)
+
+
+def test_outputs_of_several_places_are_no_graph(explained):
+    """Of a forward of dozens of places, a cache of keys and hidden states is a few."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, vocab_size=200,
+                         num_attention_heads=4, num_key_value_heads=2)  # fmt: skip
+    model, kept = LlamaForCausalLM(config), []
+
+    def loop():
+        for _ in range(PASSES):
+            tokens = torch.randint(0, 200, (4, 24))
+            kept.append(model(input_ids=tokens, labels=tokens))
+            kept[-1].loss.backward()
+            model.zero_grad()
+
+    (leak,) = (finding for finding in explained(loop=loop).findings if finding.is_leak)
+    assert leak.cause is Cause.KEPT_TENSORS
+
+
+def test_a_leak_is_found_on_whichever_device_it_is(tmp_path):
+    content = recorded(lambda: train(keep=lambda model, loss, out: loss))
+    content["device_traces"].append(recorded(lambda: train(passes=12))["device_traces"][0])
+    path = tmp_path / "two.pickle"
+    path.write_bytes(pickle.dumps(content))
+    found = memest.explain_growth(path)
+
+    assert found.leaks
+    assert "cuda:1 has a history, too" in found.notes[0]
+
+
+@pytest.mark.parametrize("frames", [[None], [{}], "x", 5, [{"filename": "a.py"}], []])
+def test_frames_of_another_kind_are_refused(frames, tmp_path):
+    path = tmp_path / "bad.pickle"
+    event = {"action": "alloc", "addr": 512, "size": 512, "stream": 0, "frames": frames}
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [[event] * 9]}))
+    if not frames:
+        assert "no frames" in memest.explain_growth(path).notes[0]
+        return
+    with pytest.raises(ReplayError, match="none of torch"):
+        memest.explain_growth(path)
 
 
 @pytest.mark.parametrize("passes", [1, 3])
@@ -125,9 +206,9 @@ def test_of_few_passes_nothing_is_said(passes, explained):
 def test_layers_of_one_recorded_step_are_no_passes(path):
     """The public recordings have a step, or a part of one, with up to 33 layers that repeat."""
     snapshot, content = load_content(path)
-    passes = passes_of(snapshot, content)
+    device = max(range(len(snapshot.traces)), key=lambda number: len(snapshot.traces[number]))
+    passes = passes_of(snapshot, content, device)
 
-    assert passes is not None
     assert passes.points == ()
     assert not any(site.grows for site in passes.sites)
     assert {site.role for site in passes.sites} <= set(Role)

@@ -150,6 +150,18 @@ class TestCauses:
         assert causes(found) == [Cause.FIRST_STEP]
         assert "3.00 GiB of gradients and states" in " ".join(found.findings[0].evidence)
 
+    def test_steps_that_are_counted_from_zero_bring_no_states(self):
+        growing = [MemoryPoint(step=n, allocated_bytes=GIB + n * MIB) for n in range(20)]
+        varying = [MemoryPoint(step=n, allocated_bytes=GIB + n % 3 * MIB) for n in range(20)]
+
+        assert causes(explanation_of(tuple(growing))) == [Cause.UNEXPLAINED]
+        assert causes(explanation_of(tuple(varying))) == []
+
+    def test_growth_that_ended_has_no_rate(self):
+        found = explanation_of(points(allocated=lambda n: GIB + min(n, 30) * MIB))
+
+        assert found.findings[0].step_bytes is None
+
     def test_few_readings_are_said_to_be_few(self):
         found = explanation_of(points(3, allocated=lambda n: n * GIB))
 
@@ -164,6 +176,16 @@ LOGS = {
     "gb in brackets.csv": ("step, allocated [GB]\n1, 2\n2, 3\n", [2 * 10**9, 3 * 10**9]),
     "units behind values.csv": ("allocated\n1 KiB\n2 KiB\n", [KIB, 2 * KIB]),
     "plain bytes.csv": ("step,allocated\n1,50000000\n2,\n3,60000000\n", [50_000_000, 60_000_000]),
+    "semicolons.csv": ("step;allocated_mib\n1;1\n2;2\n", [MIB, 2 * MIB]),
+    "tabs.tsv": ("step\tallocated_mib\n1\t1\n2\t2\n", [MIB, 2 * MIB]),
+    "memory_stats.csv": (("step,allocated_bytes.all.allocated,allocated_bytes.all.current\n"
+                         "1,9e12,50000000\n"), [50_000_000]),
+    "shares and differences.csv": (("step,memory_used_pct,allocated_delta_mib,allocated_mib\n"
+                                   "1,5,3,1\n2,6,3,2\n"), [MIB, 2 * MIB]),
+    "of W&B.csv": (("Step,max-cpu - memest/allocated_bytes,max-cpu - memest/allocated_bytes__MAX\n"
+                   "1,5,9\n2,6,9\n"), [5, 6]),
+    "ranks.csv": ("step,rank,allocated_mib\n1,0,1\n1,1,7\n2,0,2\n2,1,7\n", [MIB, 2 * MIB]),
+    "a run resumed.csv": ("step,allocated_mib\n1,5\n2,5\n3,5\n2,1\n3,2\n", [MIB, 2 * MIB]),
     "lines.jsonl": ('{"step": 1, "allocated_mib": 1}\n\n{"step": 2, "allocated_mib": 2}\n',
                     [MIB, 2 * MIB]),
     "a list.json": ('[{"allocated_mib": 1}, {"allocated_mib": 2}]', [MIB, 2 * MIB]),
@@ -211,6 +233,11 @@ def test_a_column_is_known_by_its_name(column, quantity, tmp_path):
         ("step,allocated_mib\nfirst,5\n", r"step is 'first'"),
         ('{"step": 1}\n{"step": 2\n', r"line 2 is no JSON"),
         ("", r"no column"),
+        ("step,allocated_mib\n1,-5\n", r"allocated_mib is '-5'"),
+        ("step,allocated\n1,5 MiB\n2,6\n", r"call it allocated_mib"),
+        ('{"log_history": null}', r"no column"),
+        ("[" * 100_000, r"nested too deep"),
+        ('[{"allocated_bytes": ' + "9" * 5000 + "}]", r"no JSON"),
     ],
 )
 def test_what_cannot_be_read_is_said(text, words, tmp_path):
@@ -219,6 +246,13 @@ def test_what_cannot_be_read_is_said(text, words, tmp_path):
 
     with pytest.raises(ConfigError, match=words):
         memest.explain_growth(path)
+
+
+def test_columns_that_are_not_read_are_named(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("step,gpu0_allocated_mib,gpu1_allocated_mib\n1,7,9\n")
+
+    assert "gpu1_allocated_mib was not read" in memest.explain_growth(path).notes[0]
 
 
 def test_no_file_no_snapshot_and_options_alone(tmp_path):
