@@ -167,7 +167,8 @@ class Plan(Document):
         batch: samples of a micro-batch.
         grad_accum: micro-batches of an optimizer step.
         estimate: the answer for the plan itself.
-        relative_time: estimated time of one sample over the first plan's.
+        relative_time: estimated time of one sample over the first plan's; None where none is
+            estimated.
         changes_training: what makes the training another one than asked for; empty where the
             plan only moves memory and time.
         steps: the decisions with their reasons.
@@ -177,7 +178,7 @@ class Plan(Document):
     batch: int
     grad_accum: int
     estimate: Estimate
-    relative_time: float
+    relative_time: float | None
     changes_training: tuple[str, ...]
     steps: tuple[PlanStep, ...]
     arguments: tuple[str, ...]

@@ -191,22 +191,20 @@ def advice_parts(advice: Advice, page: Page) -> Iterator[RenderableType]:
 
 
 def _plan_table(advice: Advice, glyphs: Glyphs) -> Grid:
-    head = ("", "verdict", "device", "headroom", "time", "plan")
-    table = Grid("right", "left", "right", "right", "right", "left", head=head)
+    timed = any(plan.relative_time is not None for plan in advice.plans)
+    head = ["", "verdict", "device", "headroom", *(["time"] if timed else []), "plan"]
+    table = Grid("right", "left", *("right" for _ in head[3:]), "left", head=head)
     for number, plan in enumerate(advice.plans, start=1):
         fit = plan.estimate.gpu
         assert fit is not None
         words = Text(plan_words(plan, times=glyphs.times))
         if plan.changes_training:
             words.append(f" (changes the training: {'; '.join(plan.changes_training)})", "yellow")
-        table.add_row(
-            str(number),
-            Text(plan.verdict.value, style=VERDICT_STYLES[plan.verdict]),
-            format_size(fit.device_bytes),
-            format_delta(fit.headroom_bytes),
-            f"{plan.relative_time:.2f} {glyphs.times}",
-            words,
-        )
+        cells = [format_size(fit.device_bytes), format_delta(fit.headroom_bytes)]
+        if plan.relative_time is not None:
+            cells.append(f"{plan.relative_time:.2f} {glyphs.times}")
+        verdict = Text(plan.verdict.value, style=VERDICT_STYLES[plan.verdict])
+        table.add_row(str(number), verdict, *cells, words)
     return table
 
 

@@ -261,14 +261,12 @@ class _Search:
     def _seconds(self, candidate: Candidate) -> float:
         return self._probe.seconds_per_sample(**candidate.changes())
 
-    def _plan(
-        self, candidate: Candidate, fastest: float | None, candidates: Sequence[Candidate]
-    ) -> Plan:
+    def _plan(self, candidate: Candidate, fastest: float, candidates: Sequence[Candidate]) -> Plan:
         return Plan(
             batch=candidate.batch,
             grad_accum=candidate.grad_accum,
             estimate=candidate.estimate,
-            relative_time=self._seconds(candidate) / (fastest or 1.0),
+            relative_time=None if self._probe.untimed() else self._seconds(candidate) / fastest,
             changes_training=changed_training(candidate, self._finder, self._freedom),
             steps=steps_of(candidate, self._finder, candidates, self._freedom),
             arguments=arguments_of(candidate),
@@ -294,6 +292,11 @@ class _Search:
             ] = None
         for note in one_of_several(estimate.setup):
             self._notes[note] = None
+        if self._probe.untimed() and len(plans) > 1:
+            self._notes[
+                "plans are in the order of what their training takes alone, as nothing in them "
+                "changes how completions are written."
+            ] = None
         match = self._probe.spec.match_note
         if match:
             self._notes[match] = None

@@ -211,8 +211,9 @@ def _open_precision(
         best = min(fitting, key=lambda c: seconds[id(c)])
         ratio = seconds[id(candidate)] / seconds[id(best)]
         recomputing = "" if best.combo.checkpointing == "none" else ", recomputing,"
+        time = "training, without the writing," if probe.untimed() else "time"
         reason = (
-            f"not named: {ratio:.2f} times the time of the fastest that fits in "
+            f"not named: {ratio:.2f} times the {time} of the fastest that fits in "
             f"{best.combo.precision.value}, whose micro-batch{recomputing} is {best.batch}"
         )
     else:
