@@ -156,7 +156,11 @@ def _plan(defs: Definitions) -> Schema:
     }  # fmt: skip
     renamed = {"relative_time": "relative_time_per_sample"}
     return defs.of(
-        Plan, without=("estimate",), renamed=renamed, more=more, optional=("engine_bytes",)
+        Plan,
+        without=("estimate",),
+        renamed=renamed,
+        more=more,
+        optional=("engine_bytes", "engine"),
     )
 
 

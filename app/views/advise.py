@@ -82,13 +82,28 @@ def _table(answer: Advice) -> None:
             "verdict": plan.verdict.value,
             "device": format_size(plan.estimate.peak.device_bytes),
             "headroom": _headroom(plan),
-            "time of a sample": f"{plan.relative_time:.2f} ×",
+            **_time(plan),
+            **_share(plan),
             **({"changes training": ", ".join(plan.changes_training)} if changes_training else {}),
         }
         for number, plan in enumerate(answer.plans, start=1)
     ]
     words = "; ".join(f"{r['plan']}: {r['what']}, {r['verdict']}, {r['device']}" for r in rows)
     st.dataframe(rows, hide_index=True, alt=f"Plans. {words}")
+
+
+def _time(plan: Plan) -> dict[str, str]:
+    """The column of relative times, where there are any."""
+    time = plan.relative_time
+    return {} if time is None else {"time of a sample": f"{time:.2f} ×"}
+
+
+def _share(plan: Plan) -> dict[str, str]:
+    """The column of the largest shares of an engine, where one shares the GPU."""
+    if plan.engine is None:
+        return {}
+    most = plan.engine.largest_share
+    return {"engine share up to": "none" if most is None else f"{most:.2f}"}
 
 
 def _headroom(plan: Plan) -> str:

@@ -13,6 +13,7 @@ the cache in newer releases alone; ``sleep``, which leaves them), ``worker/model
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from memest.config.rollouts import Engine
@@ -51,13 +52,15 @@ def with_engine(peaks: Peaks, target: TargetGpu, run: Run, stream: Stream) -> Pe
     rollouts = run.setup.rollouts
     if rollouts is None or rollouts.engine is not Engine.VLLM:
         return peaks
-    total = target.spec.torch_total_bytes or target.usable_bytes
+    total = target.usable_bytes
+    if not target.spec.is_memory_alone:  # else the card is whatever has the memory given
+        total = target.spec.torch_total_bytes or total
     share = int(rollouts.engine_share * total)
     size = f"{format_size(share)} ({rollouts.engine_share:g} of {target.name})"
     quantised = run.setup.quantization is not None
     weights = run.counts[3] if quantised else run.counts[0] * _WEIGHT_BYTES
+    least = math.ceil(100 * (weights / total + _CACHE_SHARE)) / 100
     if share <= weights:
-        least = weights / total + _CACHE_SHARE
         raise UnfitGpuError(
             f"vLLM's share is {size}, and its own weights take {format_size(weights)}: it needs "
             f"room for them and a cache. Write --engine-share {least:.2f}, or take a larger GPU.",
@@ -73,11 +76,19 @@ def with_engine(peaks: Peaks, target: TargetGpu, run: Run, stream: Stream) -> Pe
         high_bytes=peaks.high_bytes + _GRAPH_BYTES,
         engine_slack_bytes=_GRAPH_BYTES,
     )
+    # a share that was named is taken at its word, however little cache it leaves
+    least = min(least, rollouts.engine_share)
+    room = target.usable_bytes - peaks.high_bytes
     if not rollouts.engine_sleeps:
+        peaks = replace(peaks, largest_engine_share=_largest_share(room, total, least))
         note = f"vLLM holds {size} all the time: {rest}; {graphs}."
         return _beside(peaks, share, note)
     # what is alive between two steps, when the allocator's cache has been emptied
     held = sum(map(sum, alive_at_end(stream).values()))
+    if room >= 0:  # else training alone has no room, whatever an engine takes that sleeps then
+        awake_room = room + peaks.reserved_bytes - held
+        largest = _largest_share(awake_room, total, least)
+        peaks = replace(peaks, largest_engine_share=largest)
     added = held + share - peaks.reserved_bytes
     note = (
         f"vLLM sleeps while the model trains, and takes {size} to generate, beside "
@@ -92,6 +103,18 @@ def with_engine(peaks: Peaks, target: TargetGpu, run: Run, stream: Stream) -> Pe
         process_expected_bytes=peaks.process_expected_bytes,
         engine_low_bytes=held + share + peaks.process_low_bytes,
     )
+
+
+def _largest_share(room: int, total: int, least: float) -> float | None:
+    """The largest share that lies in a room, in hundredths rounded down; None below the least.
+
+    Args:
+        room: bytes that are sure to be left for an engine.
+        total: bytes of the GPU, of which shares are.
+        least: share that is worth taking.
+    """
+    share = math.floor(100 * room / total) / 100
+    return share if share >= least else None
 
 
 def _beside(peaks: Peaks, nbytes: int, note: str) -> Peaks:

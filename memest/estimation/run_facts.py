@@ -72,6 +72,8 @@ class Peaks:
         engine_bytes: of the device peak, an engine's that generates on the same GPU.
         engine_slack_bytes: of the range, what such an engine may take beside its share.
         engine_low_bytes: the least on the device while such an engine is awake that sleeps else.
+        largest_engine_share: of the GPU's memory, the most that such an engine may take with the
+            run sure to fit, in hundredths; None without one, or where no share will do.
     """
 
     allocated_bytes: int
@@ -92,6 +94,7 @@ class Peaks:
     engine_bytes: int = 0
     engine_slack_bytes: int = 0
     engine_low_bytes: int = 0
+    largest_engine_share: float | None = None
 
 
 def run_facts(setup: Setup, trace: Trace, weights: Iterable[Weight], card: ModelCard) -> RunFacts:

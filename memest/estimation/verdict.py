@@ -69,6 +69,7 @@ def verdict_for(
         reason=reason,
         low_bytes=peaks.low_bytes,
         high_bytes=peaks.high_bytes,
+        largest_engine_share=peaks.largest_engine_share,
     )
 
 

@@ -17,6 +17,7 @@ __all__ = [
     "Comparison",
     "PhaseChange",
     "Plan",
+    "PlanEngine",
     "PlanStep",
     "Reasons",
     "RowChange",
@@ -160,6 +161,30 @@ class PlanStep(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanEngine(Document):
+    """What a plan leaves the engine that writes completions on the same GPU.
+
+    Attributes:
+        share: of the GPU's memory, what the engine takes in the plan.
+        asked_share: what was asked for.
+        largest_share: the most with which the plan surely fits, in hundredths rounded down; None
+            where no share that holds the engine's weights will do.
+    """
+
+    share: float
+    asked_share: float
+    largest_share: float | None
+
+    @property
+    def words(self) -> str:
+        """The share as a phrase, and what it takes the place of."""
+        words = f"engine share {self.share:g}"
+        if self.share == self.asked_share:
+            return words
+        return f"{words} in place of {self.asked_share:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Document):
     """One way to train on the GPU.
 
@@ -167,20 +192,23 @@ class Plan(Document):
         batch: samples of a micro-batch.
         grad_accum: micro-batches of an optimizer step.
         estimate: the answer for the plan itself.
-        relative_time: estimated time of one sample over the first plan's.
+        relative_time: estimated time of one sample over the first plan's; None where none is
+            estimated.
         changes_training: what makes the training another one than asked for; empty where the
             plan only moves memory and time.
         steps: the decisions with their reasons.
         arguments: the plan as options, in the spelling of ``TrainingArguments``.
+        engine: the engine that shares the GPU; None where none does.
     """
 
     batch: int
     grad_accum: int
     estimate: Estimate
-    relative_time: float
+    relative_time: float | None
     changes_training: tuple[str, ...]
     steps: tuple[PlanStep, ...]
     arguments: tuple[str, ...]
+    engine: PlanEngine | None = None
 
     @property
     def effective_batch(self) -> int:
@@ -214,6 +242,7 @@ class Plan(Document):
             },
             "arguments": list(self.arguments),
             "steps": document(self.steps),
+            **({} if self.engine is None else {"engine": document(self.engine)}),
         }
 
 

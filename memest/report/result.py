@@ -181,8 +181,11 @@ class GpuFit(Document):
         reason: why, where the verdict is neither that it fits nor that it does not.
         low_bytes: the least that the device peak may be on it.
         high_bytes: the most.
+        largest_engine_share: of its memory, the most that an engine on it may take with the run
+            sure to fit, in hundredths; None without an engine, or where no share will do.
     """
 
+    left_out: ClassVar[tuple[str, ...]] = ("largest_engine_share",)
     name: str
     usable_bytes: int
     verdict: Verdict
@@ -192,6 +195,7 @@ class GpuFit(Document):
     reason: str = ""
     low_bytes: int = 0
     high_bytes: int = 0
+    largest_engine_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,6 +172,8 @@ def plan_words(plan: Plan, *, times: str = "x") -> str:
     words.append(setup.optimizer)
     if setup.attn_implementation.value != "auto":
         words.append(f"{setup.attn_implementation.value} attention")
+    if plan.engine is not None:
+        words.append(plan.engine.words)
     return ", ".join(words)
 
 
@@ -191,22 +193,24 @@ def advice_parts(advice: Advice, page: Page) -> Iterator[RenderableType]:
 
 
 def _plan_table(advice: Advice, glyphs: Glyphs) -> Grid:
-    head = ("", "verdict", "device", "headroom", "time", "plan")
-    table = Grid("right", "left", "right", "right", "right", "left", head=head)
+    timed = any(plan.relative_time is not None for plan in advice.plans)
+    head = ["", "verdict", "device", "headroom", *(["time"] if timed else [])]
+    head += [*(["share up to"] if any(plan.engine for plan in advice.plans) else []), "plan"]
+    table = Grid("right", "left", *("right" for _ in head[3:]), "left", head=head)
     for number, plan in enumerate(advice.plans, start=1):
         fit = plan.estimate.gpu
         assert fit is not None
         words = Text(plan_words(plan, times=glyphs.times))
         if plan.changes_training:
             words.append(f" (changes the training: {'; '.join(plan.changes_training)})", "yellow")
-        table.add_row(
-            str(number),
-            Text(plan.verdict.value, style=VERDICT_STYLES[plan.verdict]),
-            format_size(fit.device_bytes),
-            format_delta(fit.headroom_bytes),
-            f"{plan.relative_time:.2f} {glyphs.times}",
-            words,
-        )
+        cells = [format_size(fit.device_bytes), format_delta(fit.headroom_bytes)]
+        if plan.relative_time is not None:
+            cells.append(f"{plan.relative_time:.2f} {glyphs.times}")
+        if plan.engine is not None:
+            most = plan.engine.largest_share
+            cells.append("none" if most is None else f"{most:.2f}")
+        verdict = Text(plan.verdict.value, style=VERDICT_STYLES[plan.verdict])
+        table.add_row(str(number), verdict, *cells, words)
     return table
 
 

@@ -23,11 +23,12 @@ from memest.config.options import (
     read_effective_batch,
     samples_of_each,
 )
+from memest.config.rollouts import Engine
 from memest.config.setup import Precision, Setup
 from memest.errors import ConfigError, MemestError, MissingDependencyError
 from memest.estimation.gpu_target import Place
 from memest.estimation.notes import one_of_several
-from memest.report.findings import Advice, Plan
+from memest.report.findings import Advice, Plan, PlanEngine
 from memest.report.result import Verdict
 from memest.search.combos import (
     SAME_TRAINING,
@@ -213,6 +214,7 @@ class _Search:
             c.verdict is Verdict.FITS
             and c.grad_accum == 1
             and c.combo.checkpointing == "none"
+            and c.engine_share is None
             and (combo is None or replace(combo, checkpointing="none") == c.combo)
             for c in candidates
         )
@@ -241,12 +243,13 @@ class _Search:
         return candidate.headroom_bytes >= other.headroom_bytes
 
     def _distance(self, candidate: Candidate) -> int:
-        """How far a plan is from the training that was asked for."""
+        """How far a plan is from what was asked for: another share, precision, optimizer."""
         request = self._probe.profile.setup
         free = self._freedom is not Freedom.KEPT
         precise = free or candidate.combo.precision is request.precision
         same = candidate.combo.optim in (request.optimizer, SAME_TRAINING.get(request.optimizer))
-        return (0 if precise else 1) + (0 if same else 2)
+        share = candidate.engine_share is not None
+        return (1 if share else 0) + (0 if precise else 2) + (0 if same else 4)
 
     def _rank(self, candidate: Candidate) -> tuple[bool, int, float, int]:
         # samples beyond those asked for change a step a little: they must be worth it, too
@@ -261,17 +264,26 @@ class _Search:
     def _seconds(self, candidate: Candidate) -> float:
         return self._probe.seconds_per_sample(**candidate.changes())
 
-    def _plan(
-        self, candidate: Candidate, fastest: float | None, candidates: Sequence[Candidate]
-    ) -> Plan:
+    def _plan(self, candidate: Candidate, fastest: float, candidates: Sequence[Candidate]) -> Plan:
         return Plan(
             batch=candidate.batch,
             grad_accum=candidate.grad_accum,
             estimate=candidate.estimate,
-            relative_time=self._seconds(candidate) / (fastest or 1.0),
+            relative_time=None if self._probe.untimed() else self._seconds(candidate) / fastest,
             changes_training=changed_training(candidate, self._finder, self._freedom),
             steps=steps_of(candidate, self._finder, candidates, self._freedom),
             arguments=arguments_of(candidate),
+            engine=self._engine(candidate),
+        )
+
+    def _engine(self, candidate: Candidate) -> PlanEngine | None:
+        asked = self._probe.profile.setup.rollouts
+        if asked is None or asked.engine is not Engine.VLLM:
+            return None
+        return PlanEngine(
+            share=candidate.engine_share or asked.engine_share,
+            asked_share=asked.engine_share,
+            largest_share=candidate.largest_engine_share,
         )
 
     def _answer(self, plans: tuple[Plan, ...], closest: Plan | None) -> Advice:
@@ -294,6 +306,11 @@ class _Search:
             ] = None
         for note in one_of_several(estimate.setup):
             self._notes[note] = None
+        if self._probe.untimed() and len(plans) > 1:
+            self._notes[
+                "plans are in the order of what their training takes alone: completions are "
+                "written alike in all of them, though slower where vLLM has a smaller cache."
+            ] = None
         match = self._probe.spec.match_note
         if match:
             self._notes[match] = None

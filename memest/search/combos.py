@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memest.config.rollouts import Engine
 from memest.config.setup import Attention, Dtype, Precision, Setup
 from memest.errors import MissingDependencyError
 from memest.report.result import Estimate, Verdict
@@ -78,12 +79,28 @@ class Combo:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A combination with a micro-batch, and its estimate."""
+    """A combination with a micro-batch, and its estimate.
+
+    Attributes:
+        combo: the combination.
+        batch: samples of a micro-batch.
+        grad_accum: micro-batches of an optimizer step.
+        estimate: the answer for it.
+        engine_share: of the GPU's memory, what the engine on it takes where that is less than was
+            asked for; None where it is as asked for.
+    """
 
     combo: Combo
     batch: int
     grad_accum: int
     estimate: Estimate
+    engine_share: float | None = None
+
+    @property
+    def largest_engine_share(self) -> float | None:
+        """The most that an engine on the GPU may take with this sure to fit; None if no share."""
+        assert self.estimate.gpu is not None
+        return self.estimate.gpu.largest_engine_share
 
     @property
     def verdict(self) -> Verdict:
@@ -103,7 +120,9 @@ class Candidate:
 
     def changes(self) -> dict[str, Any]:
         """As options of an estimate."""
-        return {**self.combo.changes(), "batch": self.batch, "grad_accum": self.grad_accum}
+        changes = {**self.combo.changes(), "batch": self.batch, "grad_accum": self.grad_accum}
+        share = self.engine_share
+        return changes if share is None else {**changes, "engine_share": share}
 
 
 def combos(probe: Probe, freedom: Freedom) -> tuple[list[Combo], list[Combo]]:
@@ -194,6 +213,11 @@ class Finder:
         estimate = self.probe.estimate(**combo.changes(), batch=batch, grad_accum=accum)
         return Candidate(combo, batch, accum, estimate)
 
+    def with_share(self, candidate: Candidate, share: float) -> Candidate:
+        """The same with another share for the engine on the GPU."""
+        changes = {**candidate.changes(), "engine_share": share}
+        return replace(candidate, estimate=self.probe.estimate(**changes), engine_share=share)
+
     def candidates(self, combo: Combo) -> list[Candidate]:
         """The plans worth a look: what surely fits, what might, else the smallest.
 
@@ -207,7 +231,28 @@ class Finder:
         steps = -(-self.samples // surely) if surely else self.samples + 1
         if maybe > surely and -(-self.samples // maybe) < steps:
             candidates += self._plans(combo, maybe)[:1]
-        return candidates or [self.at(combo, 1)]
+        return [*(candidates or [self.at(combo, 1)]), *self._with_less(combo, surely)]
+
+    def _with_less(self, combo: Combo, surely: int) -> list[Candidate]:
+        """What surely fits with fewer steps once the engine on the GPU takes less than asked for.
+
+        Args:
+            combo: the combination.
+            surely: the largest micro-batch that surely fits with the share that was asked for.
+        """
+        setup = self.probe.profile.setup
+        if setup.rollouts is None or setup.rollouts.engine is not Engine.VLLM:
+            return []
+        largest = self._largest(combo, lambda c: c.largest_engine_share is not None, surely)
+        if largest == surely or (
+            surely and -(-self.samples // largest) == -(-self.samples // surely)
+        ):
+            return []
+        return [
+            self.with_share(each, each.largest_engine_share)
+            for each in self._plans(combo, largest)
+            if each.largest_engine_share is not None and each.verdict is not Verdict.FITS
+        ]
 
     def _plans(self, combo: Combo, largest: int) -> list[Candidate]:
         steps = -(-self.samples // largest)

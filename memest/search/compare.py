@@ -18,7 +18,7 @@ from memest.estimation.gpu_target import Place, split_place
 from memest.estimation.notes import notes_of_each
 from memest.report.findings import Comparison, Scenario
 from memest.report.result import Estimate
-from memest.search.cost import NOT_TIMED, Probe
+from memest.search.cost import Probe
 from memest.search.profile import profile as make_profile
 from memest.search.reasons import explain
 
@@ -178,13 +178,14 @@ def _compare(probes: list[tuple[str, Probe, dict[str, Any]]], *, max_batch: bool
     scenarios: list[Scenario] = []
     first: Estimate | None = None
     notes: dict[str, None] = {}
-    all_timed = all(probe.is_timed(**split_place(change)[1]) for _, probe, change in probes)
+    reasons = (probe.untimed(**split_place(change)[1]) for _, probe, change in probes)
+    untimed = next(filter(None, reasons), "")
     seconds: list[float] = []
     for name, probe, change in probes:
         own_place, differing = split_place(change)
         estimate = probe.estimate(max_batch=max_batch, **differing)
         total = None
-        if all_timed:
+        if not untimed:
             seconds.append(probe.seconds_per_sample(**differing))
             total = probe.work(**differing).total
         scenarios.append(
@@ -204,8 +205,8 @@ def _compare(probes: list[tuple[str, Probe, dict[str, Any]]], *, max_batch: bool
             why = "the options say it already, or the model has no such size"
             notes[f"{name} changes nothing: {why}."] = None
     samples = {scenario.effective_batch for scenario in scenarios}
-    if all_timed and len(samples) > 1:
+    if not untimed and len(samples) > 1:
         notes["scenarios differ in samples per optimizer step: time is compared by sample."] = None
     notes.update(dict.fromkeys(notes_of_each({s.name: s.estimate.notes for s in scenarios})))
-    basis = probes[0][1].time_basis(scenarios[0].estimate.setup) if all_timed else NOT_TIMED
+    basis = untimed or probes[0][1].time_basis(scenarios[0].estimate.setup)
     return Comparison(scenarios=tuple(scenarios), time_basis=basis, notes=tuple(notes))

@@ -15,7 +15,8 @@ runs of bert-large on a V100 in transformers' guide (docs/source/en/performance.
 by 8 % at most; ``tests/unit/search/test_cost.py`` keeps that.
 
 Not considered: loading of data, communication, synchronisation, ``torch.compile``, and what
-operators read and write in place (an optimizer's arithmetic).
+operators read and write in place (an optimizer's arithmetic). Nor is a generation that the steps
+wait for (``grpo``, ``rloo``): there no ratio is shown, and plans are ordered by their training.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from memest.workspaces.flops import Arithmetic
 __all__ = [
     "LAUNCH_SECONDS",
     "NOT_TIMED",
+    "ROLLOUTS_NOT_TIMED",
     "Probe",
     "Speed",
     "seconds",
@@ -51,6 +53,10 @@ TIME_BASIS = (
 )
 """What is said wherever a relative time is shown."""
 NOT_TIMED = "not estimated for pipelines, whose stages wait for each other"
+ROLLOUTS_NOT_TIMED = (
+    "not estimated for runs that write what they learn from: the writing, which may take most of "
+    "a step, is not counted"
+)
 LAUNCH_SECONDS = 10e-6
 """What one operator costs beyond its arithmetic and memory: Python, dispatcher and launch take 5
 to 25 microseconds of the host in eager PyTorch (public profiles; judged, not measured here)."""
@@ -245,18 +251,19 @@ class Probe:
             step_work = self._works[setup] = self.profile.work(setup, gpu=gpu)
         return step_work
 
-    def is_timed(self, **changes: Any) -> bool:
-        """Whether time is estimated: not where the stages of a pipeline wait for each other."""
-        return self.profile.setup_for(**changes).distributed.pp == 1
+    def untimed(self, **changes: Any) -> str:
+        """Why no time is shown; empty where it is."""
+        return _untimed(self.profile.setup_for(**changes))
 
     def time_basis(self, setup: Setup) -> str:
-        """What relative times of a setup are made of."""
-        if setup.distributed.pp > 1:
-            return NOT_TIMED
-        return TIME_BASIS.format(rates=self.speed(setup).basis)
+        """What relative times of a setup are made of, or why there are none."""
+        return _untimed(setup) or TIME_BASIS.format(rates=self.speed(setup).basis)
 
     def seconds_per_sample(self, **changes: Any) -> float:
-        """Estimated time of a sample, where it :meth:`is_timed`; only its ratios mean anything."""
+        """Estimated time of a sample's training; only its ratios mean anything.
+
+        They are shown unless it is :meth:`untimed`.
+        """
         setup = self.profile.setup_for(**changes)
         return step_seconds(self.work(**changes), self.speed(setup)) / (
             setup.batch * setup.grad_accum
@@ -269,6 +276,12 @@ class Probe:
             return speed
         emulated = "bf16 at fp32's rate, through which it is emulated there"
         return replace(speed, basis=f"{speed.basis}, {emulated}")
+
+
+def _untimed(setup: Setup) -> str:
+    if setup.distributed.pp > 1:
+        return NOT_TIMED
+    return ROLLOUTS_NOT_TIMED if setup.method.generates else ""
 
 
 def spec_of(gpu: str | Sequence[str] | None) -> GpuSpec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from memest.config.rollouts import Engine, Rollouts
 from memest.config.setup import Attention, Precision
 from memest.errors import MissingDependencyError
 from memest.events import Category
@@ -45,6 +46,8 @@ def arguments_of(candidate: Candidate) -> tuple[str, ...]:
     if combo.precision is not Precision.FP32:
         words.append(f"--{combo.precision.value}")
     words.append(f"--optim={combo.optim}")
+    if candidate.engine_share is not None:
+        words.append(f"--vllm_gpu_memory_utilization={candidate.engine_share:g}")
     if combo.attention is not Attention.AUTO:
         words.append(f"--attn_implementation={combo.attention.value}")
     return tuple(words)
@@ -63,6 +66,8 @@ def steps_of(
         steps.append(_optimizer(candidate, finder))
     if candidate.combo.attention is not request.attn_implementation:
         steps.append(_attention(candidate, finder))
+    if request.rollouts is not None and request.rollouts.engine is Engine.VLLM:
+        steps.append(_engine(candidate, request.rollouts, finder))
     return tuple(steps)
 
 
@@ -211,8 +216,9 @@ def _open_precision(
         best = min(fitting, key=lambda c: seconds[id(c)])
         ratio = seconds[id(candidate)] / seconds[id(best)]
         recomputing = "" if best.combo.checkpointing == "none" else ", recomputing,"
+        time = "training, without the writing," if probe.untimed() else "time"
         reason = (
-            f"not named: {ratio:.2f} times the time of the fastest that fits in "
+            f"not named: {ratio:.2f} times the {time} of the fastest that fits in "
             f"{best.combo.precision.value}, whose micro-batch{recomputing} is {best.batch}"
         )
     else:
@@ -251,3 +257,24 @@ def _attention(candidate: Candidate, finder: Finder) -> PlanStep:
     reason = f"computes the same without keeping the scores; with {attention.value} this plan "
     reason += _need(counterpart)
     return PlanStep(option="attention", value=combo.attention.value, why=reason)
+
+
+def _engine(candidate: Candidate, asked: Rollouts, finder: Finder) -> PlanStep:
+    """The step of an engine on the GPU: what it takes, and how much it could take."""
+    share, most = asked.engine_share, candidate.largest_engine_share
+    if candidate.engine_share is not None:
+        before = finder.with_share(candidate, share)
+        reason = (
+            f"less than the {share:g} asked for, with which this plan {_need(before)}; the most "
+            "with which it surely fits. vLLM has less cache, and may write slower"
+        )
+        return PlanStep(option="engine share", value=f"{candidate.engine_share:g}", why=reason)
+    if most is None:
+        reason = "as asked for; no share that holds vLLM's weights and a cache surely fits"
+        if not asked.engine_sleeps:
+            reason += "; --engine-sleeps gives it back while the model trains"
+    elif most >= share:
+        reason = f"as asked for; the plan surely fits with up to {most:.2f}: more cache for vLLM"
+    else:
+        reason = f"as asked for; the plan surely fits with {most:.2f} or less"
+    return PlanStep(option="engine share", value=f"{share:g}", why=reason)

@@ -295,7 +295,7 @@ class _Search:
         changed, given = spot.setup.distributed, self.base.setup.distributed
         if changed.num_gpus != given.num_gpus or changed.fsdp_offload != given.fsdp_offload:
             return None  # nor is copying from host memory timed
-        if not self.probe.is_timed():
+        if self.probe.untimed():
             return None
         return self.probe.seconds_per_sample(**options) / self.probe.seconds_per_sample()
 

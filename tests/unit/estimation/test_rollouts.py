@@ -10,6 +10,7 @@ import memest
 from memest.config.rollouts import Rollouts
 from memest.estimation.tracer import Tracer
 from memest.events import Category, Phase
+from memest.report.result import Verdict
 from support.small_llama import LLAMA
 
 QUESTION = {
@@ -188,3 +189,23 @@ def test_cards_with_the_same_kernels_share_the_trace_of_a_generation(tmp_path, m
         assert alone.gpu == fit
     assert shared == 2  # flash, and what a T4 takes in its place
     assert len(made) == shared + len(cards) - 1
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_the_largest_share_is_the_last_hundredth_that_surely_fits(model, sleeps):
+    def at(share):
+        options = {**VLLM, "gpu": "t4", "bf16": False, "fp16": True, "engine_sleeps": sleeps}
+        return memest.estimate(model, **options, engine_share=share)
+
+    largest = at(0.2).gpu.largest_engine_share
+
+    assert largest == at(0.9).gpu.largest_engine_share
+    assert at(largest).verdict is Verdict.FITS
+    assert at(round(largest + 0.01, 2)).verdict is not Verdict.FITS
+
+
+def test_a_card_that_is_its_memory_alone_is_shared_as_such(model):
+    where = {**VLLM, "gpu": None, "gpu_memory": "8GiB"}
+    beside = memest.estimate(model, **where, engine_share=0.5)
+
+    assert beside.peak.engine_bytes == 4 * 2**30

@@ -15,6 +15,7 @@ from memest.errors import ConfigError
 from memest.report.result import Verdict
 from memest.search.advise import names_precision
 from memest.search.combos import Candidate, Combo, Finder
+from support.small_llama import LLAMA
 
 MODEL = "prajjwal1/bert-tiny"
 COMMON = {"seq_len": 128, "device_context": "600MiB", "precision": "fp32"}
@@ -301,3 +302,28 @@ def test_micro_batches_worth_a_look(wanted, largest, tight, plans):
 def test_what_cannot_be_advised(options, message):
     with pytest.raises(ConfigError, match=message):
         memest.advise(MODEL, **options)
+
+
+@pytest.mark.slow
+def test_a_smaller_share_of_an_engine_is_a_change_that_is_said(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    common = {"seq_len": 128, "bf16": True, "gpu_memory": "5GiB", "device_context": "400MiB"}
+    options = {**common, "method": "grpo", "engine": "vllm", "effective_batch": 16}
+
+    less = memest.advise(str(tmp_path), engine_share=0.5, **options)
+    plan = less.plans[0]
+    assert plan.verdict is Verdict.FITS
+    assert plan.engine.share == plan.engine.largest_share < plan.engine.asked_share == 0.5
+    assert plan.to_dict()["engine"]["share"] == plan.engine.share
+    assert f"--vllm_gpu_memory_utilization={plan.engine.share:g}" in plan.arguments
+    assert "less than the 0.5 asked for" in dict(options_of(plan))["engine share"]
+    assert plan.relative_time is None
+    assert "share up to" in str(less)
+    assert "in place of 0.5" in str(less)
+
+    kept = memest.advise(str(tmp_path), engine_share=0.1, **options).plans[0]
+    assert kept.engine.share == 0.1 < kept.engine.largest_share
+
+
+def options_of(plan):
+    return [(step.option, step.why) for step in plan.steps]

@@ -12,6 +12,7 @@ import memest
 from memest.config.spelling import read_scenario
 from memest.errors import ConfigError
 from memest.events import Category, Phase
+from support.small_llama import LLAMA
 
 WIDE = {
     "model_type": "bert", "architectures": ["BertForSequenceClassification"], "hidden_size": 256,
@@ -240,3 +241,13 @@ def test_pipelines_are_compared_without_their_time():
     assert [each.relative_time for each in compared.scenarios] == [None, None]
     assert compared.scenarios[1].reasons.delta_bytes != 0
     assert "pipelines" in compared.time_basis
+
+
+def test_runs_that_write_completions_are_compared_without_their_time(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    compared = memest.compare(
+        str(tmp_path), ["checkpointing=full"], method="grpo", engine="server", batch=2, seq_len=64
+    )
+    assert [each.relative_time for each in compared.scenarios] == [None, None]
+    assert "the writing" in compared.time_basis
+    assert "time of a sample" not in str(compared)
