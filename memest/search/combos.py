@@ -203,9 +203,14 @@ class Finder:
         samples: of one optimizer step, of one GPU.
     """
 
+    shares_gpu = False
+    """Whether an engine that writes completions is on the GPU, too."""
+
     def __init__(self, probe: Probe, samples: int) -> None:
         self.probe = probe
         self.samples = samples
+        rollouts = probe.profile.setup.rollouts
+        self.shares_gpu = rollouts is not None and rollouts.engine is Engine.VLLM
 
     def at(self, combo: Combo, batch: int, grad_accum: int | None = None) -> Candidate:
         """A combination with a micro-batch; accumulation makes up the rest, rounded up."""
@@ -240,8 +245,7 @@ class Finder:
             combo: the combination.
             surely: the largest micro-batch that surely fits with the share that was asked for.
         """
-        setup = self.probe.profile.setup
-        if setup.rollouts is None or setup.rollouts.engine is not Engine.VLLM:
+        if not self.shares_gpu:
             return []
         largest = self._largest(combo, lambda c: c.largest_engine_share is not None, surely)
         if largest == surely or (
