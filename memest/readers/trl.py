@@ -59,8 +59,8 @@ def _method_of(keys: DocumentKeys) -> str:
             found = method
             break
     # relatives share their keys; the run's own name, or the file's, often says which
-    names = [str(keys.document.get(key, "")) for key in _NAMES_OF_RUNS]
-    text = " ".join([*names, Path(keys.source).stem, keys.folder.name if keys.folder else ""])
+    said = [str(keys.document.get(key, "")) for key in _NAMES_OF_RUNS]
+    text = " ".join([*said, Path(keys.source).stem, keys.folder.name if keys.folder else ""])
     named = _RELATIVES.get(found, set()) & set(re.split(r"[^a-z]+", text.lower()))
     return named.pop() if len(named) == 1 else found
 
