@@ -57,7 +57,9 @@ FILES = {
         {"num_labels": 28, "optim": "adafactor"}, [], ["frozen"]),
     "unsloth.ipynb": ({"seq_len": 2048}, ["dynamic 4-bit"], ["checkpoints move to the host"]),
     "whisper.ipynb": ({"generation_max_length": 225}, ["predictions"], ["freeze_encoder"]),
-    "dpo.sh": ({"num_gpus": 4, "use_dora": True}, ["DPO"], ["activations move"]),
+    "dpo.sh": (
+        {"num_gpus": 4, "use_dora": True, "method": "dpo", "precompute_ref_log_probs": True},
+        [], ["activations move"]),
     "grpo.sh": (
         {"num_gpus": 2, "zero": None, "method": "grpo", "engine": "vllm", "engine_share": 0.3,
          "kl_beta": 0.04, "completion_len": 1024},
