@@ -116,6 +116,7 @@ def test_lengths_that_vary_are_no_leak(explained):
     assert Cause.VARYING_SIZES in [finding.cause for finding in found.findings]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"accumulate": 4, "passes": 24}, {"lengths": LENGTHS, "passes": 18}]
 )
@@ -132,6 +133,7 @@ def test_what_stays_is_found_below_what_comes_and_goes(options, explained):
     assert f"in each of {site.passes} passes" in " ".join(leak.evidence)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "passes"), [(4, 8), (7, 12)])
 def test_a_buffer_that_is_full_is_no_leak(size, passes, explained):
     ring, heap = deque(maxlen=size), []

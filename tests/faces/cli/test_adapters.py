@@ -210,6 +210,7 @@ class TestAnswers:
         assert told["model"]["trainable_parameters"] == 2 * 2 * 4 * (128 + 128) + 2 * 128 + 2
         assert any("LoRA on query, value" in line for line in told["assumptions"])
 
+    @pytest.mark.slow
     def test_the_report_names_adapters_and_base(self, cli):
         done = cli(
             "estimate", MODEL, "--batch", "2", "--lora-r", "4", "--load-in-4bit",

@@ -97,6 +97,7 @@ def test_a_brief_answer_has_what_decides_and_says_how_to_get_the_rest():
     assert "detail full" in short["left_out"]
 
 
+@pytest.mark.slow
 def test_every_tool_is_brief_unless_all_is_asked_for():
     many = {"model": "bert-large-uncased", "gpu": ["t4", "rtx-4090", "l4"]}
     (fit,) = answer("fits", many).documents

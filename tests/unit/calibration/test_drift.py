@@ -65,6 +65,7 @@ def test_a_difference_is_found_and_is_the_exit_code(one_case, monkeypatch, capsy
     assert case["error"] == pytest.approx(0.01, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_run_is_told_and_is_drift(monkeypatch, capsys):
     broken = {**TINY, "setup": {**TINY["setup"], "seq_len": 100_000}}
     campaign = Campaign(name="check", cases=(case_from_dict(broken),))

@@ -215,6 +215,7 @@ def test_comparisons_and_sweeps_are_calibrated_too(own):
     assert sweep.points[0].peak == _estimate(gpu="rtx-3090").peak
 
 
+@pytest.mark.slow
 def test_adapters_whose_rank_is_a_size_are_corrected_too(home):
     path = home / "profiles" / "rtx3090.json"
     write_calibration(PROFILE, path)

@@ -115,6 +115,7 @@ def test_layers_of_ones_own_are_folded() -> None:
     assert unfold(few.trace, few.fold) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 4])
 def test_a_model_that_goes_by_sample_is_not_tried_at_large_batches(
     batch: int, monkeypatch: pytest.MonkeyPatch
@@ -197,6 +198,7 @@ def test_code_that_counts_layers_is_run_once(kind: type[Tower]) -> None:
     assert few.trace == whole
 
 
+@pytest.mark.slow
 def test_a_layer_may_do_otherwise_at_other_sizes() -> None:
     inputs = ModuleInputs(inputs={"x": torch.empty(4, WIDTH, device="meta")})
     profiler = Profiler.of(Sizing(), module_inputs=inputs)
@@ -216,6 +218,7 @@ class Heart:
         return outputs * 2 if self.factor else None
 
 
+@pytest.mark.slow
 def test_hooks_are_told_apart_by_whose_methods_they_are() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -316,6 +319,7 @@ def test_setups_are_the_same_from_few_layers_and_whole(options: dict[str, Any]) 
     assert full == whole
 
 
+@pytest.mark.slow("dora")
 @pytest.mark.parametrize("options", [{}, {"use_dora": True}], ids=["lora", "dora"])
 def test_the_rank_is_a_size(options: dict[str, Any]) -> None:
     profiler = Profiler(source=resolve_model("Qwen/Qwen3-0.6B?num_hidden_layers=9"), stores=())

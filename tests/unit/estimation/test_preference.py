@@ -30,6 +30,7 @@ def test_a_reference_model_is_a_part_of_its_own(model):
     assert parts[Category.REFERENCE] == pytest.approx(parts[Category.PARAMETERS], rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"zero": 2}, {"zero": 1, "grad_accum": 2}])
 def test_each_of_several_gpus_has_the_whole_reference(model, options):
     question = {**QUESTION, "method": "dpo", "num_gpus": 2, **options}
@@ -40,6 +41,7 @@ def test_each_of_several_gpus_has_the_whole_reference(model, options):
     assert own == pytest.approx(alone / half, rel=1e-3)  # buffers stay as they are
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"lora_r": 8}, {"precompute_ref_log_probs": True}])
 def test_adapters_and_answers_computed_before_need_no_second_model(model, options):
     result = memest.estimate(model, method="dpo", **options, **QUESTION)
@@ -47,11 +49,13 @@ def test_adapters_and_answers_computed_before_need_no_second_model(model, option
     assert Category.REFERENCE not in _parts(result)
 
 
+@pytest.mark.slow(but=("orpo",))
 @pytest.mark.parametrize("method", ["orpo", "simpo", "reward"])
 def test_methods_without_a_reference_have_none(model, method):
     assert Category.REFERENCE not in _parts(memest.estimate(model, method=method, **QUESTION))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"method": "dpo"}, {"method": "kto", "lora_r": 8}, {"method": "orpo"}]
 )

@@ -59,6 +59,7 @@ def test_the_model_s_own_generation_follows_the_steps(model):
     assert Phase.GENERATION not in phases["server"]
 
 
+@pytest.mark.slow
 def test_more_steps_a_generation_write_more_at_once(model):
     def highest(**options):
         result = memest.estimate(model, **QUESTION, lora_r=8, **options)
@@ -116,6 +117,7 @@ def test_a_share_that_does_not_hold_the_engine_s_weights_is_told(model):
         memest.estimate(model, **VLLM, engine_share=1e-4)
 
 
+@pytest.mark.slow
 def test_a_generation_in_autocast_computes_in_it(model):
     """accelerate puts autocast into the model's forward, which ``generate`` calls."""
     question = {"batch": 4, "seq_len": 32, "generate": 8, "dtype": "float32", "gpu": "rtx-4090"}
@@ -170,6 +172,7 @@ def test_half_of_a_sequence_is_the_completion_unless_it_is_said():
     assert Rollouts(completion_len=10).completion_of(65) == 10
 
 
+@pytest.mark.slow
 def test_cards_with_the_same_kernels_share_the_trace_of_a_generation(tmp_path, monkeypatch):
     """What is said of each is what is said of it alone, where no other's trace lies."""
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 2}))

@@ -177,6 +177,7 @@ def test_what_fits_although_it_takes_less_fits():
     assert (advice.verdict, advice.overpriced) == (Verdict.FITS, (FREEZE,))
 
 
+@pytest.mark.slow
 def test_no_plan_among_what_is_priced_is_no_answer_either():
     advice = memest.advise(BERT, effective_batch=8, gpu_memory="1GiB", overpriced=[FREEZE])
     assert (advice.plans, advice.verdict) == ((), Verdict.CANNOT_SAY)

@@ -301,6 +301,7 @@ def test_a_curve_costs_no_traces_where_every_size_takes_one(tmp_path, monkeypatc
     assert {answer.safe, answer.largest, answer.largest + 1} <= traced
 
 
+@pytest.mark.slow
 def test_an_effective_batch_is_of_all_gpus():
     options = {"gpu": "t4", "seq_len": 128, "fp16": True, "effective_batch": 4096}
     alone = memest.max_batch(TINY, **{**options, "effective_batch": 1024})

@@ -57,6 +57,7 @@ def test_a_run_with_room_is_told_its_largest_batch() -> None:
     assert change.gain_bytes < 0
 
 
+@pytest.mark.slow
 def test_where_nothing_helps_the_closest_is_named() -> None:
     options = {**BERT, "gpu": None, "gpu_memory": "600MiB", "batch": 2}
     found = memest.suggest("bert-large-uncased", **options)
@@ -81,6 +82,7 @@ def test_nothing_surely_fits_that_does_more_than_is_priced() -> None:
     assert open_question.closest is None
 
 
+@pytest.mark.slow
 def test_software_without_the_fused_optimizer_is_not_told_to_take_it() -> None:
     old = {**BERT, "optim": "adamw_torch", "software": "torch=1.13", "gpu": "t4"}
     words = " ".join(change.words for change in memest.suggest("bert-large-uncased", **old).changes)
@@ -92,6 +94,7 @@ def test_it_needs_a_gpu() -> None:
         memest.suggest("bert-large-uncased", batch=2)
 
 
+@pytest.mark.slow
 def test_what_makes_a_pipeline_fit_is_said_without_its_time() -> None:
     found = memest.suggest("EleutherAI/pythia-14m", batch=64, num_gpus=2, pp=2, gpu_memory="2GiB")
     assert found.verdict is not Verdict.FITS
@@ -107,6 +110,7 @@ def test_what_only_may_take_less_is_made_to_fit_surely() -> None:
     assert all(change.verdict is Verdict.FITS for change in found.changes)
 
 
+@pytest.mark.slow
 def test_the_closest_takes_less_than_the_run() -> None:
     """A run that is tight has none: it is nearer itself than what would not fit."""
     for memory in ("350MiB", "500MiB"):
@@ -118,6 +122,7 @@ def test_the_closest_takes_less_than_the_run() -> None:
             assert found.closest.gain_bytes > 0
 
 
+@pytest.mark.slow
 def test_shards_of_4_bits_are_cut_in_host_memory() -> None:
     """Else each GPU has the whole base while it is loaded, and more GPUs do not help."""
     options: dict[str, Any] = {
