@@ -218,7 +218,8 @@ def test_the_command_runs(line, files, monkeypatch, capsys):
 
     said = capsys.readouterr()
     # what does not fit, just so, or cannot be said is an answer of these
-    answers = (0, 3, 4, 7) if words[1] in ("fits", "max-batch", "sweep", "advise") else (0,)
+    asking = ("fits", "max-batch", "sweep", "advise", "explain-growth")
+    answers = (0, 3, 4, 7) if words[1] in asking else (0,)
     assert code in answers, said.err
     assert said.out or "--quiet" in words or "--out" in words
 

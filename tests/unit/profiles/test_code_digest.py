@@ -18,7 +18,7 @@ from memest.files.folders import data_folder
 from memest.workspaces.registry import all_rules
 
 PACKAGE = Path(memest.__file__).parent
-RESULTS = {"report/result.py", "report/life_result.py"}
+RESULTS = {"report/result.py", "report/life_result.py", "report/growth_result.py"}
 """What predictions are put into: data, which know the way to what shows them."""
 
 
