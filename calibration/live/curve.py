@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Protocol
-
+from memest.calibration.live.counters import CudaCounters
+from memest.calibration.running.meters import resident_bytes
 from memest.report.growth_result import MemoryPoint
 
-__all__ = ["MemoryCurve", "host_bytes"]
+__all__ = ["MemoryCurve"]
 
 _MOST = 512
 """Readings that are kept: of twice as many, every second one goes."""
-_STATM = Path("/proc/self/statm")
-
-
-class NowCounters(Protocol):
-    """What is asked of a GPU's counters between two steps."""
-
-    def now(self) -> tuple[int, int, int]:
-        """Allocated, its peak so far, and reserved, bytes; cheap."""
-        ...
 
 
 class MemoryCurve:
     """Readings of a run in their order, over all its length."""
 
-    def __init__(self, counters: NowCounters) -> None:
+    def __init__(self, counters: CudaCounters) -> None:
         self._counters = counters
         self._points: list[MemoryPoint] = []
         self._stride = 1
@@ -53,7 +43,7 @@ class MemoryCurve:
                 allocated_bytes=allocated,
                 peak_allocated_bytes=peak,
                 reserved_bytes=reserved,
-                host_bytes=host_bytes(),
+                host_bytes=resident_bytes(),
                 evaluation=evaluation,
             )
         )
@@ -72,14 +62,3 @@ class MemoryCurve:
             "host": last.host_bytes,
         }
         return {f"memest/{name}_bytes": size for name, size in sizes.items() if size is not None}
-
-
-def host_bytes() -> int | None:
-    """Resident memory of this process, bytes; None where the system does not tell by /proc."""
-    try:
-        pages = int(_STATM.read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
-    import resource
-
-    return pages * resource.getpagesize()

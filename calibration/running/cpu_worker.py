@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 import time
-from pathlib import Path
 from typing import Any
 
 from memest.calibration.case import Case
 from memest.calibration.measurement import MemoryReading, StepReading
+from memest.calibration.running.meters import resident_bytes
 from memest.calibration.running.worker import Worker
 from memest.config.setup import Precision
 from memest.errors import ConfigError
@@ -113,10 +111,4 @@ def _bytes_of(model: Any) -> int:
 
 def _resident(name: str, allocated_bytes: int | None = None) -> MemoryReading:
     """The process's own resident memory, where the system tells."""
-    with contextlib.suppress(OSError, IndexError, ValueError):
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        resident_bytes = pages * os.sysconf("SC_PAGE_SIZE")
-        return MemoryReading(
-            name=name, process_bytes=resident_bytes, allocated_bytes=allocated_bytes
-        )
-    return MemoryReading(name=name, allocated_bytes=allocated_bytes)
+    return MemoryReading(name=name, process_bytes=resident_bytes(), allocated_bytes=allocated_bytes)

@@ -8,13 +8,15 @@ device is read, and what was there before the context is taken off; a measuremen
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from memest.calibration.measurement import MemoryReading, StepReading
 from memest.catalog.nvml import GpuProcess, LocalGpu, local_gpus
 from memest.errors import MemestError
 
-__all__ = ["GpuMeter", "peaks_of", "visible_device"]
+__all__ = ["GpuMeter", "peaks_of", "resident_bytes", "visible_device"]
 
 
 def visible_device(device: str, environment: dict[str, str]) -> str:
@@ -148,6 +150,14 @@ class GpuMeter:
             reserved_now_bytes=reading.reserved_bytes,
             **peaks_of(torch.cuda.memory_stats()),
         )
+
+
+def resident_bytes() -> int | None:
+    """Memory of this process on the host; None where the system does not tell by ``/proc``."""
+    with suppress(OSError, IndexError, ValueError):
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    return None
 
 
 def peaks_of(stats: dict[str, Any]) -> dict[str, int | None]:

@@ -38,7 +38,6 @@ class Shape(enum.StrEnum):
     FLAT = "flat"
     STEADY = "steady"
     JUMPS = "jumps"
-    FALLS = "falls"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +101,6 @@ def trend_of(quantity: Quantity, values: Sequence[tuple[int, int]]) -> Trend | N
         shape = Shape.STEADY
     elif not falls and rises:
         shape = Shape.JUMPS
-    elif falls and not rises:
-        shape = Shape.FALLS
     steps = max(last_step - first_step, 1)
     slope = _slope(values, (last - first) / steps) if shape is Shape.STEADY else 0
     return Trend(
