@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.distributed.pipelining._backward import stage_backward
 
 from memest.config.parallelism import StagePart
 from memest.config.setup import Precision, Setup
@@ -175,9 +176,6 @@ class _Stage:
 
     def backward(self, number: int, gradient: torch.Tensor | None) -> None:
         """``backward_one_chunk``."""
-        # here: it brings torch.fx and the compiler, which a run without stages does not need
-        from torch.distributed.pipelining._backward import stage_backward
-
         outputs, inputs = self.forward_results.pop(number)
         root: Any = self.losses[number] if self.part.last else outputs
         gradients = None if gradient is None else (gradient,)
