@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib.util
 import json
 import os
 import subprocess
@@ -111,9 +112,11 @@ def main() -> None:
         print(asked["name"], row.get("reserved_bytes"), row.get("failure", "")[-300:], flush=True)
 
 
-def in_own_process(asked: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+def in_own_process(
+    asked: dict[str, Any], options: argparse.Namespace, script: str = __file__
+) -> dict[str, Any]:
     """The line of a case; what fails is a line too."""
-    command = [sys.executable, __file__, str(options.out), "--one", "--device", options.device]
+    command = [sys.executable, script, str(options.out), "--one", "--device", options.device]
     command += ["--events", str(options.events)] if options.events else []
     began = time.monotonic()
     try:
@@ -134,11 +137,22 @@ def in_own_process(asked: dict[str, Any], options: argparse.Namespace) -> dict[s
     return {**json.loads(last), "seconds": seconds}
 
 
+def be_a_checkout() -> None:
+    """``memest.calibration`` and ``memest.data`` of a checkout, where memest is not installed."""
+    checkout = str(Path(__file__).resolve().parents[1])
+    sys.path.insert(0, checkout)
+    import memest
+
+    if importlib.util.find_spec("memest.calibration") is None:
+        memest.__path__.append(checkout)
+
+
 # -- one case -------------------------------------------------------------------------------------
 
 
 def measure(asked: dict[str, Any], device: str, events: Path | None) -> dict[str, Any]:
     """Train three steps and say what was counted."""
+    be_a_checkout()
     import torch
 
     from memest.calibration.recording.history import (
