@@ -82,7 +82,7 @@ def check_generation(distributed: Distributed) -> None:
             f"--generate is not priced together with {flag} yet, and memest does not guess: leave "
             "one of them out."
         )
-    if distributed.strategy is Strategy.FSDP and distributed.fsdp_version == 1:
+    if distributed.flattens:
         raise ConfigError(
             "--generate is not priced together with --fsdp-version 1: the Trainer gathers the "
             "whole model there (summon_full_params) before it generates. Use --fsdp-version 2."

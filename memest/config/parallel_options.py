@@ -262,6 +262,11 @@ class ParallelOptions:
         return Strategy.DDP if self.data_ranks > 1 else Strategy.NONE
 
     @property
+    def flattens(self) -> bool:
+        """Whether FSDP1 makes one flat parameter of those of a unit, and views of it of them."""
+        return self.strategy is Strategy.FSDP and self.fsdp_version == 1
+
+    @property
     def data_ranks(self) -> int:
         """GPUs that see batches of their own and hold the same part of the model."""
         return self.num_gpus // (self.tp * self.sequence_ranks * self.pp)

@@ -541,8 +541,7 @@ class TrainingOptions:
         float32 of its outputs, before it makes FSDP1 of the model; FSDP2's preparation does not
         come there.
         """
-        is_fsdp1 = self.distributed.strategy is Strategy.FSDP and self.distributed.fsdp_version == 1
-        return self.computes_in_half and is_fsdp1
+        return self.computes_in_half and self.distributed.flattens
 
     @property
     def keeps_parameters(self) -> bool:

@@ -52,6 +52,9 @@ _CLONES = Distributed(num_gpus=2, ddp_find_unused_parameters=True)
 _PARTITIONED = Distributed(zero=3)
 """Stands for every run whose parameters DeepSpeed partitions: linear layers are of its own."""
 
+_FLAT = Distributed(num_gpus=2, fsdp=Fsdp.FULL_SHARD, fsdp_version=1)
+"""Stands for every FSDP1 in autocast, which keeps no copies of views of flat parameters."""
+
 _BUILT_IN_LINEAR = replace(_PARTITIONED, zero_settings=(("memory_efficient_linear", False),))
 """Stands for those whose linear layers are not."""
 
@@ -74,17 +77,21 @@ def _heads(distributed: Distributed, base: Distributed) -> Distributed:
 def traced_setup(request: Setup) -> Setup:
     """The setup whose steps are traced: what a rank computes, on whole parameters.
 
-    Sharding is a matter of what comes after the trace, with three exceptions. Where accelerate or
+    Sharding is a matter of what comes after the trace, with four exceptions. Where accelerate or
     DeepSpeed train in half precision, the parameters that the model computes with are half ones,
     without autocast (``MixedPrecisionPolicy`` in ``set_mixed_precision`` of accelerate;
     ``DeepSpeedEngine._cast_module_mixed_precision``; in autocast all the same under FSDP1),
     adapters too, which peft makes float32 before; not under stage 3, whose engine casts nothing
     that ``zero.Init`` built, which it did not where the base is quantised; what it builds is
     float32 where nothing computes in half precision (``_set_dtype``). And DDP that looks for unused
-    parameters copies the model's outputs (``_DDPSink``). And ``zero.Init`` replaces
-    ``F.linear``, where ``memory_efficient_linear`` does not keep it from that.
+    parameters copies the model's outputs (``_DDPSink``). And autocast keeps its copies of leaves
+    alone (``cached_cast``), which views of FSDP1's flat parameters are not. And ``zero.Init``
+    replaces ``F.linear``, where ``memory_efficient_linear`` does not keep it from that.
     """
     distributed = _CLONES if request.finds_unused_parameters else ONE_GPU
+    autocasts = request.precision is not Precision.FP32 and not request.computes_in_half
+    if autocasts and request.distributed.flattens:
+        distributed = _FLAT
     if request.partitions_parameters:
         distributed = _PARTITIONED if request.has_linear_of_stage_3 else _BUILT_IN_LINEAR
     elif request.distributed.stage is not None:

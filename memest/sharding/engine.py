@@ -119,6 +119,10 @@ class Rewriter:
         """Put in frees, one after the other."""
         self.out.events.extend(~number for number in numbers)
 
+    def move(self, number: int, stream: int) -> None:
+        """An allocation that was copied is made on another stream."""
+        self._streams[number] = stream
+
     def empty_cache(self) -> None:
         """The library calls ``torch.cuda.empty_cache`` here."""
         self.out.empty_cache_at = (*self.out.empty_cache_at, len(self.out.events))

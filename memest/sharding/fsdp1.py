@@ -5,6 +5,9 @@ unit, its padding and storages), ``_runtime_utils.py`` (unshard, reshard, prefet
 The hooks of modules are where those of FSDP2 are. Parameters are views of the gathered storage, so
 nothing is copied out; autograd joins the gradients of a unit in one flat gradient before it is
 reduced.
+
+The views are made on the stream of the gather (``_unshard``), so autograd adds their gradients up
+and joins them there too.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from memest.config.parallelism import Fsdp, Prefetch
 from memest.config.setup import Setup
 from memest.errors import ConfigError
-from memest.events import WARM_UP, Category, Landmarks, Phase, Weight
+from memest.events import WARM_UP, Category, CueKind, Landmarks, Phase, Weight, plain_name
 from memest.sharding.engine import DEFAULT_STREAM, num_elements
 from memest.sharding.fsdp import ALL_REDUCE_STREAM, FsdpRank, FsdpUnit, State, is_inside
 from memest.sharding.fsdp_units import ROOT, stored_dtype, units_of
@@ -26,6 +29,7 @@ __all__ = ["Flat", "Fsdp1", "flat_of", "flat_weights", "keeps_whole"]
 _PRE_UNSHARD_STREAM = 4
 _UNSHARD_STREAM = 1
 _POST_BACKWARD_STREAM = 2
+_SUM = "aten.add.Tensor"
 _ALIGNED_BYTES = 16
 """``_get_aligned_numel``: with ``use_orig_params`` every parameter begins at such an address."""
 
@@ -224,11 +228,20 @@ class Fsdp1(FsdpRank):
         return FsdpRank.frees(self, number)
 
     def construct(self) -> None:
-        """Unit by unit: whole, flat, cut, and let go of."""
+        """Unit by unit: whole, flat, cut, and let go of.
+
+        ``_move_module_to_device`` goes through the modules level by level. What was flattened is
+        let go of behind the cut: with ``use_orig_params`` as each parameter becomes a view of the
+        shard, without as the list of them ends.
+        """
         to = self.to
         for unit, flat in self._flats.items():
             item = self._stored_item(unit)
-            whole = [self.whole(weight) for weight in flat.weights]
+            by_level = sorted(flat.weights, key=lambda w: (self.weights[w].name.count("."), w))
+            places = {weight: self.whole(weight) for weight in by_level}
+            whole = [places[weight] for weight in flat.weights]
+            if not self.use_orig_params:
+                whole.reverse()
             label = "fsdp: flat parameter"
             module = self.module_of(flat.weights[0])
             if self.keeps_whole:
@@ -237,11 +250,11 @@ class Fsdp1(FsdpRank):
                 )
             else:
                 flat_buffer = to.alloc(flat.elements * item, Category.COMMUNICATION, label)
-            to.free(*whole)
             nbytes = self._rank_elements(unit) * item
             if not self.keeps_whole:
                 parameter = to.alloc(nbytes, Category.PARAMETERS, "fsdp: shard", module=module)
                 to.free(flat_buffer)
+            to.free(*whole)
             if self.offloads:
                 to.free(parameter)
                 # the gradient has a place of its own beside it
@@ -394,6 +407,16 @@ class Fsdp1(FsdpRank):
         if shard is not None:
             self.to.free(shard)
 
+    def cue(self, kind: CueKind, index: int, number: int) -> None:
+        """See :meth:`Wrapper.cue`; gradients of what is used twice are added where they are joined.
+
+        ``InputBuffer::add`` adds on the stream of the node that takes them.
+        """
+        is_gradient = kind is CueKind.GRADIENT and number >= 0
+        if is_gradient and plain_name(self.to.label(number)) == _SUM:
+            self.to.move(number, _UNSHARD_STREAM)
+        FsdpRank.cue(self, kind, index, number)
+
     def _prefetch_behind(self, unit: FsdpUnit) -> None:
         """``get_handle_to_backward_prefetch``: who came before it in the order of forwards."""
         index = self._order_index.get(unit)
@@ -447,7 +470,12 @@ class Fsdp1(FsdpRank):
         if self.use_orig_params and flat.elements > at:
             zeros.append((flat.elements - at) * item)
         zero_buffers = [
-            self.to.alloc(nbytes, Category.TEMPORARIES, "fsdp: zeros for a flat gradient")
+            self.to.alloc(
+                nbytes,
+                Category.TEMPORARIES,
+                "fsdp: zeros for a flat gradient",
+                stream=_UNSHARD_STREAM,
+            )
             for nbytes in zeros
         ]
         flat_gradient = self.to.alloc(
@@ -455,6 +483,7 @@ class Fsdp1(FsdpRank):
             Category.GRADIENTS,
             "fsdp: flat gradient",
             module=self.module_of(flat.weights[0]),
+            stream=_UNSHARD_STREAM,
         )
         self.to.free(*zero_buffers)
         for weight in flat.weights:

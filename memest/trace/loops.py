@@ -340,7 +340,10 @@ def _script(run: TrainingLoop) -> None:
 
 def _autocast(run: TrainingLoop) -> AbstractContextManager[Any]:
     dtype = _AUTOCAST_DTYPES.get(run.setup.precision)
-    return nullcontext() if dtype is None else torch.autocast("cuda", dtype=dtype)
+    if dtype is None:
+        return nullcontext()
+    caches = not run.setup.distributed.flattens
+    return torch.autocast("cuda", dtype=dtype, cache_enabled=caches)
 
 
 def loss_region(run: TrainingLoop) -> AbstractContextManager[Any]:

@@ -15,7 +15,7 @@ import torch
 __all__ = ["MetaResults"]
 
 _Spec = tuple[torch.Size, tuple[int, ...], torch.dtype]
-_SELF = "the first argument"
+_SELF = "what it writes into"
 _UNKNOWN = object()
 _RESHAPING = tuple(
     f"aten::{name}" for name in ("resize", "_resize_output", "as_strided_", "set_", "copy_")
@@ -35,14 +35,16 @@ class MetaResults:
 
         Args:
             func: the operator.
-            args: its arguments; what is written into is the first.
+            args: its arguments; what is written into is the first, or ``out``.
             kwargs: likewise.
         """
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = _kind_of(func)
-        if not kind:
+        if not kind or (kind == "out" and not kwargs):
             return func(*args, **kwargs) if kwargs else func(*args)
+        writes = kind in ("in place", "out")
+        written = kwargs["out"] if kwargs and kind == "out" else args[0] if writes else None
         options = _key(tuple(kwargs.items())) if kwargs else None
         key = (func, torch.get_default_dtype(), _key(args), options)
         try:
@@ -50,15 +52,15 @@ class MetaResults:
         except TypeError:  # something in it cannot be looked up
             return func(*args, **kwargs) if kwargs else func(*args)
         if specs is _SELF:
-            return args[0]
+            return written
         if specs is not _UNKNOWN and specs is not None:
             made = [_empty(*spec) for spec in specs]
             return made[0] if kind == "one" else tuple(made)
-        before = (args[0].shape, args[0].stride()) if kind == "in place" else None
+        before = None if written is None else (written.shape, written.stride())
         out = func(*args, **kwargs) if kwargs else func(*args)
         if specs is _UNKNOWN:
-            if kind == "in place":
-                same = out is args[0] and (out.shape, out.stride()) == before
+            if written is not None:
+                same = out is written and (out.shape, out.stride()) == before
                 self._results[key] = _SELF if same else None
             else:
                 given = _storages((args, kwargs.values() if kwargs else ()))
@@ -67,7 +69,7 @@ class MetaResults:
 
 
 def _kind_of(func: Any) -> str:
-    """``one`` new tensor comes back, ``many``, or what is written into ``in place``."""
+    """``one`` new tensor comes back, ``many``, or what is written into ``in place`` or ``out``."""
     schema = func._schema
     returns, arguments = schema.returns, schema.arguments
     if not returns or any(str(r.type) != "Tensor" for r in returns):
@@ -75,14 +77,14 @@ def _kind_of(func: Any) -> str:
     writes = [bool(a.alias_info and a.alias_info.is_write) for a in arguments]
     if not any(writes) and all(r.alias_info is None for r in returns):
         return "one" if len(returns) == 1 else "many"
-    is_in_place = (
-        len(returns) == 1
-        and writes[0]
-        and not any(writes[1:])
-        and not any(a.alias_info for a in arguments[1:])
-        and not schema.name.startswith(_RESHAPING)
-    )
-    return "in place" if is_in_place else ""
+    if len(returns) != 1 or schema.name.startswith(_RESHAPING):
+        return ""
+    aliased = [a for a in arguments if a.alias_info]
+    if len(aliased) != 1 or sum(writes) != 1:
+        return ""
+    if writes[0]:
+        return "in place"
+    return "out" if aliased[0].name == "out" and aliased[0].kwarg_only else ""
 
 
 def _key(values: Any) -> Any:

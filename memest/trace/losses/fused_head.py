@@ -2,7 +2,9 @@
 
 Tiles are 4,096 tokens by 32,768 words in one buffer; the backward computes each anew and sums
 gradients in fp32. What is allocated is born and dies in the order of the source; what the Triton
-kernels write is not computed, as a trace has no numbers.
+kernels write is not computed, as a trace has no numbers. Tiles of tokens that only do once more
+what those before them did are traced as one, whose products are theirs and which allocates nothing:
+a trace of a million tokens is no longer than one of ten thousand.
 
 Source: TRL 1.16 ``kernels/chunked_logprob.py``, ``trainer/utils.py`` (``add_fused_lm_head``).
 """
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from transformers.utils import ModelOutput
 
 from memest.trace.losses.parts import Parts
@@ -148,6 +151,30 @@ def _slices(extent: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, extent)) for start in range(0, extent, size))
 
 
+def _token_tiles(rows: int, *, casts: bool) -> Iterator[tuple[slice, bool]]:
+    """The tiles of tokens, and whether each is what several are that do what came before.
+
+    Args:
+        rows: tokens.
+        casts: a tile makes copies, which the next one's replace: two are needed until their places
+            repeat, and the last, whose copies live on, may be smaller.
+    """
+    tiles = list(_slices(rows, _TILE_TOKENS))
+    ahead, behind = (2, 1) if casts else (1, 0)
+    alike = tiles[ahead : len(tiles) - behind]
+    if len(alike) < 2:
+        yield from ((tile, False) for tile in tiles)
+        return
+    yield from ((tile, False) for tile in tiles[:ahead])
+    yield slice(alike[0].start, alike[-1].stop), True
+    yield from ((tile, False) for tile in tiles[len(tiles) - behind :])
+
+
+def _casts(hidden_states: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether a tile makes copies of what it multiplies."""
+    return hidden_states.dtype != dtype or weight.dtype != dtype
+
+
 def _fill(
     buffer: torch.Tensor, part: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
@@ -165,6 +192,27 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -
         torch.addmm(total, left, right, out_dtype=torch.float32, out=total)  # type: ignore[call-overload]
     else:
         total.addmm_(left.float(), right.float())
+
+
+def _add_gradients(
+    buffer: torch.Tensor,
+    part: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    totals: Sequence[torch.Tensor | None],
+    tokens: slice,
+    words: slice,
+) -> torch.Tensor:
+    """The tile of some tokens and words, and what it adds to the gradients of all."""
+    tile = _fill(buffer, part, weight, None if bias is None else bias[words])
+    grad_hidden, grad_weight, grad_bias = totals
+    if grad_hidden is not None:
+        _add_product(grad_hidden[tokens], tile, weight)
+    if grad_weight is not None:
+        _add_product(grad_weight[words], tile.t(), part)
+    if grad_bias is not None:
+        grad_bias[words] += tile.sum(dim=0, dtype=torch.float32)
+    return tile
 
 
 class _TiledLogProbs(torch.autograd.Function):
@@ -193,7 +241,14 @@ class _TiledLogProbs(torch.autograd.Function):
         tensors = [torch.zeros((rows,), device=device, dtype=torch.float32) for _ in range(7)]
         highest, sum_exp, x_sum_exp, _, z_sum, before, target_logit = tensors
         buffer = torch.empty((min(rows, _TILE_TOKENS), _TILE_WORDS), device=device, dtype=dtype)
-        for tokens in _slices(rows, _TILE_TOKENS):
+        for tokens, repeats in _token_tiles(rows, casts=_casts(hidden_states, weight, dtype)):
+            if repeats:
+                space = buffer[:1].expand(tokens.stop - tokens.start, -1)
+                for columns in _slices(vocabulary, _TILE_WORDS):
+                    with _disable_current_modes():
+                        again, words = hidden_states[tokens].to(dtype), weight[columns].to(dtype)
+                    _fill(space, again, words, None if bias is None else bias[columns])
+                continue
             part = hidden_states[tokens].to(dtype)
             for columns in _slices(vocabulary, _TILE_WORDS):
                 # bound until the function returns, as there: it goes after the part of the tokens
@@ -227,18 +282,22 @@ class _TiledLogProbs(torch.autograd.Function):
         grad_bias = None if bias is None else zeros(bias, needs[2])
         buffer = torch.empty((min(rows, _TILE_TOKENS), _TILE_WORDS), device=device, dtype=dtype)
         float_gradients = [g.float().contiguous() for g in gradients[:2] if g is not None]
-        for tokens in _slices(rows, _TILE_TOKENS):
+        totals = grad_hidden, grad_weight, grad_bias
+        for tokens, repeats in _token_tiles(rows, casts=_casts(hidden_states, weight, dtype)):
+            if repeats:
+                space = buffer[:1].expand(tokens.stop - tokens.start, -1)
+                for columns in _slices(vocabulary, _TILE_WORDS):
+                    with _disable_current_modes():
+                        again, words = hidden_states[tokens].to(dtype), weight[columns].to(dtype)
+                    _add_gradients(space, again, words, bias, totals, tokens, columns)
+                continue
             part = hidden_states[tokens].to(dtype)
             for columns in _slices(vocabulary, _TILE_WORDS):
                 cast = weight[columns].to(dtype)
-                tile = _fill(buffer, part, cast, None if bias is None else bias[columns])
-                if grad_hidden is not None:
-                    _add_product(grad_hidden[tokens], tile, cast)
-                if grad_weight is not None:
-                    _add_product(grad_weight[columns], tile.t(), part)
-                if grad_bias is not None:
-                    grad_bias[columns] += tile.sum(dim=0, dtype=torch.float32)
-        del float_gradients
+                tile = _add_gradients(  # noqa: F841 - bound, as there
+                    buffer, part, cast, bias, totals, tokens, columns
+                )
+        del float_gradients, totals
         return (
             None if grad_hidden is None else grad_hidden.to(hidden_states.dtype),
             None if grad_weight is None else grad_weight.to(weight.dtype),

@@ -79,6 +79,20 @@ def reads(page: Any, text: str) -> None:
     main.get_by_text(text).first.wait_for(timeout=PATIENCE_MS)
 
 
+def stands(page: Any) -> None:
+    """Wait for the first input of a page; one whose socket was lost is loaded once more.
+
+    What such a page showed is printed.
+    """
+    first = page.get_by_test_id("stMainBlockContainer").get_by_role("radio").first
+    try:
+        first.wait_for(timeout=PATIENCE_MS)
+    except playwright_api.TimeoutError:
+        print(page.url, page.inner_text("body"))  # noqa: T201 - shown where it fails after all
+        page.reload()
+        first.wait_for(timeout=PATIENCE_MS)
+
+
 def url_has(page: Any, text: str) -> None:
     page.wait_for_function("text => location.search.includes(text)", arg=text, timeout=PATIENCE_MS)
 
@@ -232,9 +246,7 @@ def test_no_page_is_wider_than_a_phone(explorer: str, browser: Any, path: str, t
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(f"{explorer}/{path}")
-    page.get_by_test_id("stMainBlockContainer").get_by_role("radio").first.wait_for(
-        timeout=PATIENCE_MS
-    )
+    stands(page)
     page.wait_for_timeout(1500)
     wide = page.evaluate(
         "() => { const e = document.querySelector('[data-testid=stMain]');"
@@ -289,8 +301,7 @@ def test_axe_finds_nothing_serious(explorer: str, browser: Any, path: str, theme
 
     page = browser.new_page(viewport={"width": 1280, "height": 720}, color_scheme=theme)
     page.goto(f"{explorer}/{path}")
-    main = page.get_by_test_id("stMainBlockContainer")
-    main.get_by_role("radio").first.wait_for(timeout=PATIENCE_MS)
+    stands(page)
     is_drawn(page)
     found = Axe().run(page).response
     assert found["testEngine"]["name"] == "axe-core"

@@ -116,6 +116,7 @@ FSDP1 = {
     "gathered behind": case("gpt_neox", 3, fsdp_backward_prefetch="backward_post"),
     "nothing ahead": case(fsdp_backward_prefetch="no_prefetch"),
     "recomputation": case(setup={"checkpointing": "full"}),
+    "autocast, recomputation": case(setup={"precision": "bf16", "checkpointing": "full", **FEW}),
     "whole": case(fsdp="no_shard"),
     "whole, accumulates": case(fsdp="no_shard", setup={"grad_accum": 2}),
     "whole, parameters for the optimizer": case(

@@ -9,7 +9,10 @@ from memest.config.compilation import FUSED_LOSSES, fused_loss_words, loss_and_c
 from memest.config.options import setup_from_options
 from memest.config.setup import Setup
 from memest.errors import ConfigError
-from memest.events import Phase
+from memest.events import ALLOC, FREE, Phase
+from memest.profiles.work import step_work
+from memest.replay.replay import replay
+from memest.trace.losses import fused_head
 from support.small_llama import kept_between, peak_of, trace_small
 
 HIDDEN, LENGTH = 64, 129
@@ -60,6 +63,31 @@ def test_nothing_of_the_vocabulary_is_kept_for_the_backward(loss):
     small, large = (kept_between(_trace(loss, {"vocab_size": n}), *PHASES) for n in (8_000, 40_000))
 
     assert sorted(small) == sorted(large)
+
+
+@pytest.mark.parametrize("batch", [9, 10])
+@pytest.mark.parametrize("options", [{}, {"dtype": "float32", "precision": "bf16"}])
+def test_tiles_that_are_traced_as_one_do_what_each_does(options, batch, monkeypatch):
+    """Peaks, what is alive after each phase, and arithmetic: as tile by tile."""
+    monkeypatch.setattr(fused_head, "_TILE_TOKENS", 100)
+    monkeypatch.setattr(fused_head, "_TILE_WORDS", 3_000)
+    few = _trace("trl-fused", batch=batch, **options)
+    monkeypatch.setattr(
+        fused_head,
+        "_token_tiles",
+        lambda rows, casts: ((tile, False) for tile in fused_head._slices(rows, 100)),
+    )
+    each = _trace("trl-fused", batch=batch, **options)
+
+    assert len(few.events) < len(each.events)
+    for reads in (peak_of, _reserved, lambda trace: step_work(trace, 1).total.flops_by):
+        assert reads(few) == reads(each)
+    assert sorted(kept_between(few, *PHASES)) == sorted(kept_between(each, *PHASES))
+
+
+def _reserved(trace):
+    events = [n if kind == ALLOC else ~n for kind, n in trace.decode() if kind in (ALLOC, FREE)]
+    return replay(events, trace.sizes).peak_reserved_bytes
 
 
 @pytest.mark.parametrize("loss", TORCHTUNE)
