@@ -72,6 +72,8 @@ def bitsandbytes() -> Any:
             import bitsandbytes
     except ImportError as error:
         raise BITSANDBYTES.missing() from error
+    # every 8-bit product of a trace would tell that it casts its input
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     return bitsandbytes
 
 

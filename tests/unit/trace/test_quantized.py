@@ -146,6 +146,16 @@ def test_a_bias_that_the_first_forward_casts_is_uncast_in_every_trace():
     assert first.sizes == second.sizes
 
 
+def test_products_of_8_bits_do_not_tell_of_each_cast(caplog):
+    run, setup = built(
+        "facebook/opt-125m?num_hidden_layers=1", quantization={"load_in_8bit": True}, adapter=LORA
+    )
+
+    trace_built(run, setup, A100)
+
+    assert not caplog.records
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("quantization", [NESTED, NF4, {"load_in_8bit": True}])
 def test_a_live_model_is_what_is_built_by_name(quantization, tmp_path):
