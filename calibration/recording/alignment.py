@@ -311,7 +311,7 @@ class _Settling:
 
     def settle(self, *, births: bool) -> None:
         """Go through all runs of births, or of deaths."""
-        tokens, start, place = self.mine.tokens, 0, 0
+        tokens, start, place, low = self.mine.tokens, 0, 0, 0
         while start < len(tokens):
             end = start + 1
             while end < len(tokens) and tokens[end] == tokens[start]:
@@ -319,11 +319,13 @@ class _Settling:
             first = place
             while place < len(self.before) and self.before[place][0] < end:
                 place += 1
-            if self.mine.is_birth(start) is births and place > first:
-                low = self.before[first - 1][1] + 1 if first else 0
-                after = place < len(self.before)
-                high = self.before[place][1] if after else len(self.other)
-                self._settle_run(range(start, end), range(low, high))
+            if place > first:
+                if self.mine.is_birth(start) is births:
+                    after = place < len(self.before)
+                    high = self.before[place][1] if after else len(self.other)
+                    self._settle_run(range(start, end), range(low, high))
+                # behind what the run has now, which may be another counterpart than before
+                low = max(low, 1 + max(self.partners.get(i, -1) for i in range(start, end)))
             start = end
 
     def _settle_run(self, run: range, span: range) -> None:

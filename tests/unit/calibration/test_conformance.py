@@ -109,6 +109,23 @@ def test_no_stream_differs_from_itself(stream):
     assert comparison.differences == ()
 
 
+def test_no_predicted_event_stands_for_two_recorded_ones():
+    """Each run of equal births looks behind what the one before it has now, not had before."""
+    one = _few([0, 1, 2], [512, 1, 512])
+    other = _few([0, 1, ~0, 2], [512, 512, 512])
+
+    assert consistent(compare(history(RealRun(one)), other, begin=0))
+
+
+def _few(events, sizes):
+    stream = Stream(module_names=["m"], label_names=["op"])
+    stream.events.extend(events)
+    stream.sizes.extend(sizes)
+    stream.labels.extend([0] * len(sizes))
+    stream.modules.extend([0] * len(sizes))
+    return stream
+
+
 @given(streams(), streams())
 @settings(max_examples=60, deadline=None)
 def test_every_event_is_counted_once_whatever_is_compared(one, other):
