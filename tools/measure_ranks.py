@@ -222,8 +222,13 @@ def accelerated(material: Any, setup: Any, watch: Any, device: str) -> None:
         mixed_precision=setup.precision.value,
         fsdp_plugin=plugin,
     )
-    optimizer = material.optimizer_for(material.model)
-    model, optimizer = accelerator.prepare(material.model, optimizer)
+    if version == 1:
+        # it puts flat parameters in the place of those that an optimizer would have
+        model = accelerator.prepare(material.model)
+        optimizer = accelerator.prepare(material.optimizer_for(model))
+    else:
+        optimizer = material.optimizer_for(material.model)
+        model, optimizer = accelerator.prepare(material.model, optimizer)
     step = micro = 1
     optimizer.zero_grad()
     for sample in material.batches:
