@@ -24,6 +24,7 @@ from memest.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASURED = ROOT / "data" / "measurements"
+RANKS, TRAINERS = "ranks-h100-torch-2.11.jsonl.gz", "trainers-h100-trl-1.16.jsonl.gz"
 SOFTWARE = "torch=2.11,transformers=5.17"
 STALE = "accelerate-fsdp1"
 """Runs whose optimizer was made before FSDP1 replaced the parameters, and updates none."""
@@ -38,21 +39,23 @@ def main() -> None:
     only = parser.parse_args().only
     tables = {
         "own_ranks": _table(
-            (row, row["options"]) for row in _rows("ranks-h100-torch-2.11") if only in row["name"]
+            (row, row["options"]) for row in measured_rows(RANKS) if only in row["name"]
         ),
         "own_trainers": _table(
-            (row, options_of(row)) for row in _rows("trainers-h100-trl-1.16") if only in row["name"]
+            (row, options_of(row)) for row in measured_rows(TRAINERS) if only in row["name"]
         ),
     }
     if not only:
         write_sections(ROOT / "docs" / "accuracy.md", tables)
 
 
-def _rows(name: str) -> Iterator[dict[str, Any]]:
-    with gzip.open(MEASURED / f"{name}.jsonl.gz", "rt", encoding="utf-8") as file:
+def measured_rows(name: str) -> Iterator[dict[str, Any]]:
+    """The rows of a file that a prediction is laid beside: each case once."""
+    with gzip.open(MEASURED / name, "rt", encoding="utf-8") as file:
         for line in file:
             row = json.loads(line)
-            if row.get("status") == "ok" and row.get("recorded", True):
+            failed = row.get("status") != "ok" or row["name"].startswith(STALE)
+            if not failed and not row.get("repeated"):
                 yield row
 
 
@@ -63,8 +66,6 @@ def _table(rows: Iterator[tuple[dict[str, Any], dict[str, Any]]]) -> str:
     ]
     errors: list[tuple[float, float]] = []
     for row, options in rows:
-        if row["name"].startswith(STALE):
-            continue
         try:
             peak = estimate(
                 row["model"], gpu="h100", software=SOFTWARE, max_batch=False, **options
@@ -82,6 +83,8 @@ def _table(rows: Iterator[tuple[dict[str, Any], dict[str, Any]]]) -> str:
             f"| {row['name'].replace('-link', '')}{link} | {model} | {' | '.join(cells)} |"
         )
         print(lines[-1], flush=True)
+    if not errors:
+        return ""
     medians = [f"{statistics.median(map(abs, kind)):.2%}" for kind in zip(*errors, strict=True)]
     worst = [f"{max(kind, key=abs):+.2%}" for kind in zip(*errors, strict=True)]
     lines.append(
