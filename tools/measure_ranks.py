@@ -12,19 +12,22 @@ folder gets the allocator's history. ``data/measurements/`` keeps what was measu
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
-import time
-import uuid
 from pathlib import Path
 from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(Path(__file__).parent), str(CHECKOUT / "tests")]
 
-from measure_trainers import be_a_checkout, counted, in_own_process, used_bytes  # noqa: E402
+from measure_trainers import (  # noqa: E402
+    be_a_checkout,
+    begin_history,
+    counted,
+    run_cases,
+    taken,
+    used_bytes,
+)
 
 STEPS = 3
 QWEN, LLAMA, LLAMA_8B = "Qwen/Qwen3-0.6B", "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.1-8B"
@@ -82,31 +85,14 @@ CASES = (
 
 def main() -> None:
     """Measure all cases, or the one that standard input describes."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--events", type=Path, help="folder for histories")
-    parser.add_argument("--budget", type=float, default=1e9, help="seconds")
-    parser.add_argument("--timeout", type=float, default=90, help="seconds of one case")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="short texts")
-    parser.add_argument("--only", help="part of the cases' names")
-    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.one:
-        print("\n" + json.dumps(measure(json.load(sys.stdin), options.device, options.events)))
-        return
-    end = time.monotonic() + options.budget
-    for described in CASES:
-        if options.only and options.only not in described["name"]:
-            continue
-        if time.monotonic() > end:
-            break
-        small = {"batch": 1} | ({"seq_len": 8} if "seq_len" in described["options"] else {})
-        asked = {**described, "options": described["options"] | (small if options.tiny else {})}
-        row = in_own_process(asked, options, __file__)
-        with options.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-        print(asked["name"], row.get("reserved_bytes"), row.get("failure", "")[-300:], flush=True)
+    run_cases(CASES, measure, _tiny, __file__, __doc__)
+
+
+def _tiny(described: dict[str, Any]) -> dict[str, Any]:
+    options = {**described["options"], "batch": 1}
+    if "seq_len" in options:
+        options["seq_len"] = 8
+    return {**described, "options": options}
 
 
 def measure(asked: dict[str, Any], device: str, events: Path | None) -> dict[str, Any]:
@@ -116,12 +102,7 @@ def measure(asked: dict[str, Any], device: str, events: Path | None) -> dict[str
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from memest.calibration.recording.history import (
-        mark_counters,
-        start_history,
-        take_history,
-        write_history,
-    )
+    from memest.calibration.recording.history import mark_counters
     from memest.calibration.running.loops import train
     from memest.calibration.running.material import make_material
     from memest.config.options import setup_from_options
@@ -147,14 +128,14 @@ def measure(asked: dict[str, Any], device: str, events: Path | None) -> dict[str
             if on_gpu:
                 if not loaded:
                     loaded.update(counted())
-                marks.append((phase, step, micro_step, mark_counters()))
+                if events is not None:
+                    marks.append((phase, step, micro_step, mark_counters()))
 
         def step_done(self, step: int) -> None:  # noqa: ARG002 - the watch's signature
             steps.append(counted() if on_gpu else {})
 
-    if on_gpu:
-        start_history(2_000_000)
-        marks.append(("load", 0, 0, mark_counters()))
+    if on_gpu and events is not None:
+        begin_history(marks)
     if setup.loop.value == "accelerate":
         accelerated(material, setup, Watch(), device)
     else:
@@ -164,34 +145,18 @@ def measure(asked: dict[str, Any], device: str, events: Path | None) -> dict[str
             torch.device(device), Watch(),
         )  # fmt: skip
     row = {**asked, "status": "ok", "loaded": loaded, "steps": steps, "torch": torch.__version__}
-    if not on_gpu:
-        return row
-    row |= {
-        "gpu": torch.cuda.get_device_name(),
-        "allocated_bytes": torch.cuda.max_memory_allocated(),
-        "reserved_bytes": torch.cuda.max_memory_reserved(),
-        "retries": torch.cuda.memory_stats()["num_alloc_retries"],
-        "context_bytes": context,
-        "device_bytes": used_bytes(),
-    }
-    if events is not None:
-        name = uuid.uuid4().hex
-        events.mkdir(parents=True, exist_ok=True)
-        history = take_history(0, marks, run=asked["name"], case=asked)
-        write_history(events / f"{name}.jsonl.gz", history)
-        row["history"] = name
-    return row
+    return row | taken(asked, marks, context, events) if on_gpu else row
 
 
 def wrapped(model: Any, setup: Any, device: str) -> Any:
     """The model as a rank's script has it, on the device."""
     from torch.distributed import init_device_mesh
 
-    from support.ranks import apply_fsdp2
+    from support.ranks import apply_fsdp1, apply_fsdp2
 
     options = setup.distributed
     if options.fsdp_version == 1:
-        return _fsdp1(model, options, device)
+        return apply_fsdp1(model, setup, "cuda:0" if device == "cuda" else device)
     mesh = init_device_mesh(device, (options.num_gpus,), mesh_dim_names=("shard",))
     return apply_fsdp2(model, mesh, reshards=options.fsdp.value == "full_shard", options=options)
 
@@ -254,26 +219,6 @@ def accelerated(material: Any, setup: Any, watch: Any, device: str) -> None:
         step, micro = (step + 1, 1) if last else (step, micro + 1)
 
 
-def _fsdp1(model: Any, options: Any, device: str) -> Any:
-    """PyTorch's tutorial, with its defaults but for the policy that cuts at layers."""
-    import functools
-
-    import torch
-    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
-    from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
-
-    names = set(model._no_split_modules or ())
-    layers = {type(module) for module in model.modules() if type(module).__name__ in names}
-    return FullyShardedDataParallel(
-        model,
-        sharding_strategy=ShardingStrategy[options.fsdp.value.upper()],
-        auto_wrap_policy=functools.partial(
-            transformer_auto_wrap_policy, transformer_layer_cls=layers
-        ),
-        device_id=torch.device(device, 0) if device == "cuda" else torch.device(device),
-    )
-
-
 def _take_time(gigabytes: int) -> None:
     """Let collectives keep their stream busy for as long as their bytes take at that many GB/s."""
     import functools
@@ -283,20 +228,20 @@ def _take_time(gigabytes: int) -> None:
 
     cycles_a_second = 1.7e9
 
-    def taking_time(name: str, of_largest: Any) -> None:
+    def taking_time(name: str) -> None:
         collective = getattr(dist, name)
 
         @functools.wraps(collective)
         def wait_too(*args: Any, **kwargs: Any) -> Any:
             tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
-            nbytes = of_largest(t.nbytes for t in tensors)
+            nbytes = max(t.nbytes for t in tensors)
             torch.cuda._sleep(int(nbytes / (gigabytes * 1e9) * cycles_a_second))
             return collective(*args, **kwargs)
 
         setattr(dist, name, wait_too)
 
     for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"):
-        taking_time(name, max)
+        taking_time(name)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -85,35 +86,55 @@ _LOAD_A_REFERENCE = ("dpo", "kto", "rloo", "grpo")
 
 def main() -> None:
     """Measure all cases, or the one that standard input describes."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    tiny = {"tiny": True, "prompt": 8, "completion": 8}
+    run_cases(CASES, measure, lambda described: described | tiny, __file__, __doc__)
+
+
+def run_cases(
+    cases: Sequence[dict[str, Any]],
+    measure_one: Callable[[dict[str, Any], str, Path | None], dict[str, Any]],
+    made_tiny: Callable[[dict[str, Any]], dict[str, Any]],
+    script: str,
+    about: str,
+) -> None:
+    """The command line of a script that measures cases, each in a process of its own.
+
+    Args:
+        cases: each with a name.
+        measure_one: the line of a case, of a device and the folder of histories.
+        made_tiny: a case for a rehearsal.
+        script: its file, which measures one case where it is asked to.
+        about: its docstring.
+    """
+    parser = argparse.ArgumentParser(description=about.partition("\n")[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--events", type=Path, help="folder for histories")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds")
-    parser.add_argument("--timeout", type=float, default=60, help="seconds of one case")
+    parser.add_argument("--timeout", type=float, default=90, help="seconds of one case")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="two layers and short texts")
+    parser.add_argument("--tiny", action="store_true", help="for a rehearsal: as small as can be")
     parser.add_argument("--only", help="part of the cases' names")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        row = measure(json.load(sys.stdin), options.device, options.events)
+        row = measure_one(json.load(sys.stdin), options.device, options.events)
         print("\n" + json.dumps(row))
         return
     end = time.monotonic() + options.budget
-    for described in CASES:
+    for described in cases:
         if options.only and options.only not in described["name"]:
             continue
         if time.monotonic() > end:
             break
-        asked = described | ({"tiny": True, "prompt": 8, "completion": 8} if options.tiny else {})
-        row = in_own_process(asked, options)
+        asked = made_tiny(described) if options.tiny else described
+        row = in_own_process(asked, options, script)
         with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         print(asked["name"], row.get("reserved_bytes"), row.get("failure", "")[-300:], flush=True)
 
 
 def in_own_process(
-    asked: dict[str, Any], options: argparse.Namespace, script: str = __file__
+    asked: dict[str, Any], options: argparse.Namespace, script: str
 ) -> dict[str, Any]:
     """The line of a case; what fails is a line too."""
     command = [sys.executable, script, str(options.out), "--one", "--device", options.device]
@@ -155,13 +176,6 @@ def measure(asked: dict[str, Any], device: str, events: Path | None) -> dict[str
     be_a_checkout()
     import torch
 
-    from memest.calibration.recording.history import (
-        mark_counters,
-        start_history,
-        take_history,
-        write_history,
-    )
-
     on_gpu = device == "cuda"
     if on_gpu:
         torch.zeros(1, device="cuda")
@@ -169,8 +183,7 @@ def measure(asked: dict[str, Any], device: str, events: Path | None) -> dict[str
     folder = Path(tempfile.mkdtemp())
     marks: list[Any] = []
     if on_gpu and events is not None:
-        start_history(2_000_000)
-        marks.append(("load", 0, 0, mark_counters()))
+        begin_history(marks)
     model = load(asked, device, folder)
     gc.collect()
     loaded = counted() if on_gpu else {}
@@ -189,22 +202,39 @@ def measure(asked: dict[str, Any], device: str, events: Path | None) -> dict[str
         "software": software(),
         "class": type(trainer).__name__,
     }
-    if not on_gpu:
-        return row
-    row |= {
+    return row | taken(asked, marks, context, events) if on_gpu else row
+
+
+def begin_history(marks: list[Any]) -> None:
+    """The allocator records, and the load is the first mark."""
+    from memest.calibration.recording.history import mark_counters, start_history
+
+    start_history(2_000_000)
+    marks.append(("load", 0, 0, mark_counters()))
+
+
+def taken(
+    asked: dict[str, Any], marks: list[Any], context: int, events: Path | None
+) -> dict[str, Any]:
+    """What a case took of the GPU; its history is written where there is a folder for it."""
+    import torch
+
+    from memest.calibration.recording.history import take_history, write_history
+
+    row: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name(),
         "allocated_bytes": torch.cuda.max_memory_allocated(),
         "reserved_bytes": torch.cuda.max_memory_reserved(),
+        "retries": torch.cuda.memory_stats()["num_alloc_retries"],
         "context_bytes": context,
         "device_bytes": used_bytes(),
         "reserved_at_end_bytes": torch.cuda.memory_reserved(),
     }
     if events is not None:
-        name = uuid.uuid4().hex
+        row["history"] = name = uuid.uuid4().hex
         events.mkdir(parents=True, exist_ok=True)
         history = take_history(0, marks, run=asked["name"], case=asked)
         write_history(events / f"{name}.jsonl.gz", history)
-        row["history"] = name
     return row
 
 

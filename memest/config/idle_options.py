@@ -108,8 +108,8 @@ _ROWS = (
     Idle(
         lambda s, _: (
             s.distributed.num_gpus == 1
-            and s.distributed.fsdp not in (Fsdp.NONE, Fsdp.NO_SHARD)
-            and s.distributed.fsdp_version == 1
+            and s.distributed.fsdp is not Fsdp.NO_SHARD
+            and s.distributed.flattens
         ),
         "--fsdp {s.distributed.fsdp} on one GPU is NO_SHARD, which FSDP1 takes there itself: "
         "nothing is cut or gathered. The Trainer takes it in a distributed launch alone (torchrun, "

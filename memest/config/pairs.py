@@ -194,7 +194,7 @@ _PAIRS = (
     Pair(
         "cp",
         "--cp {s.distributed.cp} and --fsdp-version 1",
-        lambda s: s.distributed.fsdp is not Fsdp.NONE and s.distributed.fsdp_version == 1,
+        lambda s: s.distributed.flattens,
         "accelerate's ParallelismConfig takes version 2 alone",
         "Drop --fsdp-version.",
     ),
@@ -223,7 +223,7 @@ _PAIRS = (
     Pair(
         "pp",
         "--fsdp-version 1 and --pp {s.distributed.pp}",
-        lambda s: s.distributed.fsdp is not Fsdp.NONE and s.distributed.fsdp_version == 1,
+        lambda s: s.distributed.flattens,
         "torch's PipelineStage reduces the gradients of fully_shard's modules and of DDP, and "
         "knows no other",
         "Use --fsdp-version 2.",

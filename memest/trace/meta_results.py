@@ -41,10 +41,13 @@ class MetaResults:
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = _kind_of(func)
-        if not kind or (kind == "out" and not kwargs):
+        if not kind:
             return func(*args, **kwargs) if kwargs else func(*args)
-        writes = kind in ("in place", "out")
-        written = kwargs["out"] if kwargs and kind == "out" else args[0] if writes else None
+        written = None
+        if kind == "in place":
+            written = args[0]
+        elif kind == "out" and kwargs:
+            written = kwargs["out"]
         options = _key(tuple(kwargs.items())) if kwargs else None
         key = (func, torch.get_default_dtype(), _key(args), options)
         try:

@@ -332,7 +332,7 @@ def apply_fsdp2(
     return fully_shard(model, mesh=mesh, **policy)
 
 
-def apply_fsdp1(model: Any, setup: Any) -> Any:
+def apply_fsdp1(model: Any, setup: Any, device: str = "cpu") -> Any:
     """FSDP1, as accelerate's ``prepare_model`` wraps and upcasts, or as PyTorch's tutorial does."""
     import functools
     from types import MethodType
@@ -383,7 +383,7 @@ def apply_fsdp1(model: Any, setup: Any) -> Any:
         }.get(str(prefetch)),
         use_orig_params=setup.keeps_parameters,
         cpu_offload=CPUOffload(offload_params=True) if distributed.fsdp_offload else None,
-        device_id=torch.device("cpu"),
+        device_id=torch.device(device),
     )
     if mixed_precision is not None:
         for unit in FullyShardedDataParallel.fsdp_modules(model):

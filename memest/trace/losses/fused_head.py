@@ -186,6 +186,23 @@ def _fill(
     return tile
 
 
+def _repeated(
+    buffer: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype
+) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Words, and what :func:`_fill` takes for them and many tiles of tokens: it is not allocated.
+
+    Every row stands in the buffer's first one, which meta tensors do not mind; copies were made by
+    the tiles before.
+    """
+    space = buffer[:1].expand(hidden_states.shape[0], -1)
+    with _disable_current_modes():
+        part = hidden_states.to(dtype)
+    for columns in _slices(weight.shape[0], _TILE_WORDS):
+        with _disable_current_modes():
+            words = weight[columns].to(dtype)
+        yield columns, space, part, words
+
+
 def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
     """``total += one @ other`` in fp32, without copies of half operands in fp32."""
     if left.dtype in (torch.float16, torch.bfloat16):
@@ -243,10 +260,8 @@ class _TiledLogProbs(torch.autograd.Function):
         buffer = torch.empty((min(rows, _TILE_TOKENS), _TILE_WORDS), device=device, dtype=dtype)
         for tokens, repeats in _token_tiles(rows, casts=_casts(hidden_states, weight, dtype)):
             if repeats:
-                space = buffer[:1].expand(tokens.stop - tokens.start, -1)
-                for columns in _slices(vocabulary, _TILE_WORDS):
-                    with _disable_current_modes():
-                        again, words = hidden_states[tokens].to(dtype), weight[columns].to(dtype)
+                alike = _repeated(buffer, hidden_states[tokens], weight, dtype)
+                for columns, space, again, words in alike:
                     _fill(space, again, words, None if bias is None else bias[columns])
                 continue
             part = hidden_states[tokens].to(dtype)
@@ -285,10 +300,8 @@ class _TiledLogProbs(torch.autograd.Function):
         totals = grad_hidden, grad_weight, grad_bias
         for tokens, repeats in _token_tiles(rows, casts=_casts(hidden_states, weight, dtype)):
             if repeats:
-                space = buffer[:1].expand(tokens.stop - tokens.start, -1)
-                for columns in _slices(vocabulary, _TILE_WORDS):
-                    with _disable_current_modes():
-                        again, words = hidden_states[tokens].to(dtype), weight[columns].to(dtype)
+                alike = _repeated(buffer, hidden_states[tokens], weight, dtype)
+                for columns, space, again, words in alike:
                     _add_gradients(space, again, words, bias, totals, tokens, columns)
                 continue
             part = hidden_states[tokens].to(dtype)

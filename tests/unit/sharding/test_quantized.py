@@ -175,8 +175,8 @@ def test_fsdp1_brings_a_quantized_model_whole_or_layer_by_layer():
     parts["bnb_4bit_quant_storage"] = "bfloat16"
     whole = rows(**parts, seq_len=16, batch=1)
     waits = rows(**parts, seq_len=16, batch=1, fsdp_cpu_ram_efficient_loading=True)
-    # the peak is that of cutting the embeddings, beside whole layers or beside shards of them
-    assert 0 < waits["parameters"] < whole["parameters"] / 5
+    # the peak is that of cutting the embeddings, beside whole layers or beside shards of all
+    assert 0 < waits["parameters"] < whole["parameters"] / 7
     with pytest.raises(ConfigError, match=r"torch: .Must flatten tensors with uniform dtype"):
         rows(**{**parts, "prepare_kbit": True})
 
