@@ -12,7 +12,7 @@ from memest.config.packages import OPTIMIZER, library_needed
 from memest.config.parallelism import Strategy
 from memest.config.setup import Setup
 from memest.estimation.early import say_import
-from memest.events import Trace, Weight
+from memest.events import Landmarks, Trace, Weight
 from memest.profiles.cache import digest_of
 from memest.profiles.document import FORMAT, family_to_json, rule_to_json
 from memest.profiles.family import Family, Point, single_trace_family
@@ -34,6 +34,7 @@ _OPTIONAL_FIELDS = ("optim_args", "optim_target_modules", "weight_decay")
 _MAX_PROGRAMS = 16
 _ROWS = 1 << 26
 """Rows of a weight for which Adafactor may make a state: transformers makes it on the host."""
+_Unsharded = tuple[tuple[Weight, ...], Setup, Landmarks]
 BY_SHAPE = frozenset(("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor"))
 """Optimizers that do the same to weights of any size. Those of libraries may not: torchao and
 bitsandbytes keep small states whole."""
@@ -57,6 +58,7 @@ class OptimizerTraces:
         self._families: dict[str, Family] = {}
         self._rules: dict[str, UpdateRule | None] = {}
         self._weights: dict[tuple[int, Point | None], tuple[Family, tuple[Weight, ...], str]] = {}
+        self._last_shards: tuple[_Unsharded, tuple[tuple[Weight, ...], str]] | None = None
         self._programs: dict[tuple[int, str], tuple[Family, Program]] = {}
 
     def program(
@@ -105,10 +107,9 @@ class OptimizerTraces:
         """Clipping and optimizer for these weights."""
         weights, weights_digest = self._weights_of(family, point)
         if setup.distributed.strategy in (Strategy.FSDP, Strategy.ZERO):
-            from memest.sharding.rank import update_setup, updated_weights
+            from memest.sharding.rank import update_setup
 
-            weights = updated_weights(weights, setup, family.skeleton.landmarks)
-            weights_digest = _digest(weights)
+            weights, weights_digest = self._shards_of(weights, setup, family.skeleton.landmarks)
             setup = update_setup(setup)
         return self._family_for(weights, weights_digest, setup, gpu, digest, model)
 
@@ -223,6 +224,21 @@ class OptimizerTraces:
             weights = family.weights_at(family.numbers_at(point))
             entry = self._weights[key] = family, weights, _digest(weights)
         return entry[1], entry[2]
+
+    def _shards_of(
+        self, weights: tuple[Weight, ...], setup: Setup, landmarks: Landmarks
+    ) -> tuple[tuple[Weight, ...], str]:
+        """What the optimizer of a rank updates, and a digest of it: mostly that of the run before.
+
+        The same question on other GPUs has other kernels, and the same shards.
+        """
+        grounds = weights, setup, landmarks
+        if self._last_shards is None or self._last_shards[0] != grounds:
+            from memest.sharding.rank import updated_weights
+
+            shards = updated_weights(*grounds)
+            self._last_shards = grounds, (shards, _digest(shards))
+        return self._last_shards[1]
 
 
 def _check_rows(weights: tuple[Weight, ...]) -> None:
