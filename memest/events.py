@@ -31,7 +31,9 @@ __all__ = [
     "CATEGORY_ORDER",
     "FREE",
     "MARK",
+    "OF_MODULES",
     "OF_WEIGHTS",
+    "REFERENCE",
     "WARM_UP",
     "Category",
     "Chain",
@@ -55,7 +57,8 @@ ALLOC, FREE, CALL, MARK = 0, 1, 2, 3
 _ON_STREAM = " on stream "
 CAST = "cast by the engine"
 """Labels a parameter that a library makes half-precision after it has come to the device."""
-
+REFERENCE = "ref_model"
+"""What stands before the names of a reference model's modules, as TRL calls it."""
 WARM_UP = "caching_allocator_warmup"
 """Labels the block that transformers takes and gives back where weights load onto the device."""
 
@@ -226,6 +229,8 @@ class CueKind(enum.IntEnum):
     weight. In traces for ZeRO-3."""
     LET_GO_NEWEST = 16
     """Autograd lets go of the newest of what was held: a recomputation was kept beside it."""
+    NO_GRAPH = 17
+    """The forward of the model that follows makes no graph; ``index`` is 0, the model."""
     STAGE_INPUT = 20
     """What a pipeline stage is given for a micro-batch, of which ``index`` is the number."""
     STAGE_OUTPUT = 21
@@ -281,6 +286,7 @@ OF_MODULES = frozenset(
         CueKind.POST_FORWARD,
         CueKind.PRE_BACKWARD,
         CueKind.POST_BACKWARD,
+        CueKind.NO_GRAPH,
     }
 )
 """Cues whose ``index`` is a module's."""

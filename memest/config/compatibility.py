@@ -15,6 +15,7 @@ from memest.config.kinds import (
     SDPA,
     Dtype,
     Fsdp,
+    LogProbs,
     Loop,
     Precision,
     SdpaBackend,
@@ -488,6 +489,9 @@ def reader_of_head(setup: TrainingOptions) -> str:
         return "--use-liger-kernel"
     if setup.fused_loss and not setup.fused_loss.startswith("torchtune"):
         return f"--fused-loss {setup.fused_loss}"
+    fused = setup.method.has_reference and setup.log_probs is LogProbs.FUSED
+    if fused or setup.method.generates:
+        return f"--method {setup.method}"
     return ""
 
 
@@ -533,10 +537,8 @@ def _check_losses(setup: TrainingOptions) -> None:
         consequence = "the loss has a DTensor of shards, which is not priced"
         if setup.use_liger_kernel:
             consequence = "Liger multiplies by shards, and torch stops (mixed Tensor and DTensor)"
-        elif fused_loss.startswith("trl"):
-            consequence = (
-                "SFTTrainer gathers it for the loss (full_tensor), which is not priced yet"
-            )
+        elif fused_loss.startswith("trl") or not fused_loss:
+            consequence = "TRL gathers it for the loss (full_tensor), which is not priced yet"
         raise ConfigError(
             f"{flag} does not go with an adapter under FSDP2 of accelerate and the Trainer: "
             "accelerate does not find the final norm of a model with adapters and makes the head "

@@ -125,14 +125,26 @@ _PAIRS = (
     Pair(
         "method",
         "--fsdp {s.distributed.fsdp}",
-        lambda s: s.distributed.strategy is Strategy.FSDP,
-        "units are gathered for two models, or twice for one",
+        lambda s: s.distributed.strategy is Strategy.FSDP and s.method.generates,
+        "completions are written with weights gathered all at once, or token by token",
+    ),
+    Pair(
+        "method",
+        "--fsdp-version 1",
+        lambda s: s.distributed.flattens and s.method.has_reference,
+        "units are gathered for two models, or twice for one; --fsdp-version 2 is priced",
+    ),
+    Pair(
+        "method",
+        "--precompute-ref-log-probs under FSDP",
+        lambda s: s.distributed.strategy is Strategy.FSDP and s.precompute_ref_log_probs,
+        "TRL has the reference there all the same, whole on every GPU before the training begins",
     ),
     Pair(
         "method",
         "--zero 3",
-        lambda s: s.distributed.zero == 3,
-        "parameters are gathered for two models, or twice for one",
+        lambda s: s.distributed.zero == 3 and s.method.generates,
+        "completions are written with weights gathered all at once, or token by token",
     ),
     Pair(
         "method",

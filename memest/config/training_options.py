@@ -403,6 +403,11 @@ class TrainingOptions:
         return self.method.has_reference and not self.precompute_ref_log_probs
 
     @property
+    def has_reference_model(self) -> bool:
+        """Whether that is another model, as large as the one that is trained."""
+        return self.has_reference and self.adapter is None
+
+    @property
     def optimizer(self) -> str:
         """The name of the optimizer, that of the release where none was named."""
         if self.optim != "auto":

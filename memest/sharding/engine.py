@@ -276,6 +276,7 @@ class ShardedRank(Wrapper):
         weights: parameters of the model, as the stream has them.
         last_micro_step: number of the last micro-step of a step.
         leaves_out: whole parameters are not on the device when they have been loaded.
+        kept_as: what its part of the parameters is for.
         storages: the storage of each parameter as the stream has it.
         gradients: the storage of what each parameter has, by weight.
         in_backward: the phase is a backward.
@@ -285,6 +286,7 @@ class ShardedRank(Wrapper):
     weights: Sequence[Weight]
     last_micro_step: int
     leaves_out: bool = True
+    kept_as: Category = Category.PARAMETERS
     storages: dict[int, int] = field(default_factory=dict)
     gradients: dict[int, int] = field(default_factory=dict)
     in_backward: bool = False

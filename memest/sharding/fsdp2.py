@@ -47,6 +47,8 @@ class Fsdp2(FsdpRank):
     _rank_parts: dict[int, int] = field(default_factory=dict)
     _on_host: set[FsdpUnit] = field(default_factory=set)
     _forward_root: FsdpUnit | None = None
+    _makes_graph: bool = True
+    _called_units: set[FsdpUnit] = field(default_factory=set)
     _awaited_modules: dict[FsdpUnit, set[str]] = field(default_factory=dict)
     _ended_by_root: list[FsdpUnit] = field(default_factory=list)
     _indices: dict[FsdpUnit, list[int]] = field(default_factory=dict)
@@ -93,13 +95,20 @@ class Fsdp2(FsdpRank):
             for weight in unit.plan.weights:
                 nbytes = self._stored_bytes(weight)
                 module = self.module_of(weight)
-                shard = to.alloc(nbytes, Category.PARAMETERS, "fsdp: shard", module=module)
+                shard = to.alloc(nbytes, self.kept_as, "fsdp: shard", module=module)
                 if self.offloads:
                     to.free(shard)
                     to.out.host_bytes += nbytes
             to.free(*whole)
 
     # -- hooks of modules
+
+    def hook(self, kind: CueKind, index: int) -> None:
+        """See :meth:`ShardedRank.hook`."""
+        if kind is CueKind.NO_GRAPH:
+            self._makes_graph = False
+        else:
+            FsdpRank.hook(self, kind, index)
 
     def enter(self, module: str, *, fed: bool) -> None:
         """``pre_forward``."""
@@ -115,12 +124,13 @@ class Fsdp2(FsdpRank):
             unit.state = State.FORWARD
             if first and self._forward_root is None:
                 self._forward_root = unit
-                self._ended_by_root.clear()  # a forward without a backward has left them
             self.gather(unit)
             self._wait(unit)
-            if first:
-                if fed and self._indices.get(unit) and not self.in_backward:
+            # hooks of an earlier forward stay on what it returned
+            if first and self._makes_graph:
+                if fed and unit in self._called_units and not self.in_backward:
                     self._note_second_call(module)
+                self._called_units.add(unit)
                 unit.fed_by = module if fed else None
                 self._reached_units.discard(unit)
 
@@ -147,6 +157,7 @@ class Fsdp2(FsdpRank):
                 self._complete_partial()
                 self._drop_copied_buffer()
                 self._forward_root = None
+                self._makes_graph = True
 
     def _post_forward(self, unit: FsdpUnit) -> None:
         if not self.in_backward:
@@ -167,7 +178,8 @@ class Fsdp2(FsdpRank):
             if self._awaited_modules.get(unit) and not unit.is_root:
                 self._awaited_modules[unit].clear()
                 self._post_forward(unit)
-                self._ended_by_root.append(unit)
+                if self._makes_graph:
+                    self._ended_by_root.append(unit)
 
     def autograd_at(self, module: str) -> None:
         """Hooks of outputs and of inputs: units begin and end their backward."""
@@ -405,6 +417,7 @@ class Fsdp2(FsdpRank):
     def _finalize(self, unit: FsdpUnit) -> None:
         """``finalize_backward``: what was prefetched for nothing goes, and all-reduces end."""
         self._indices.pop(unit, None)
+        self._called_units.discard(unit)
         self._awaited_modules.pop(unit, None)
         self.to.free(*self._all_reduce_buffers.pop(unit, ()))
         if unit.gather_buffer is not None:

@@ -29,6 +29,7 @@ __all__ = [
     "ROOT",
     "UnitPlan",
     "check_head_is_gathered",
+    "loaded_dtype",
     "padded_elements",
     "plan_units",
     "sharded_plans",

@@ -17,18 +17,32 @@ from memest.config.kinds import LogProbs, Method
 from memest.config.parallelism import Fsdp, Prefetch, Strategy
 from memest.config.quantization import Format
 from memest.config.setup import Loop, Precision, Setup
-from memest.events import CueKind, Landmarks, Mark, Phase, Weight
+from memest.events import REFERENCE, Category, CueKind, Landmarks, Mark, Phase, Weight
 from memest.profiles.stream import Stream
 from memest.sharding.ddp import Ddp, StageDdp
-from memest.sharding.engine import RankStream, Rewriter, Wrapper, num_elements, rewrite
+from memest.sharding.engine import (
+    RankStream,
+    Rewriter,
+    Wrapper,
+    num_elements,
+    rewrite,
+    weight_bytes,
+)
 from memest.sharding.fsdp1 import Fsdp1, flat_weights, keeps_whole
 from memest.sharding.fsdp2 import Fsdp2, StageFsdp2
 from memest.sharding.fsdp_units import (
     check_head_is_gathered,
+    loaded_dtype,
     padded_elements,
     sharded_plans,
     stored_dtype,
     units_of,
+)
+from memest.sharding.reference import (
+    WithReference,
+    reference_landmarks,
+    reference_unit,
+    reference_weights,
 )
 from memest.sharding.zero import REDUCE_BUCKET_ELEMENTS, Zero
 from memest.sharding.zero3 import Zero3, owned_by_module
@@ -112,9 +126,17 @@ def _rank_stream(
     if distributed.strategy is Strategy.DDP:
         wrapper: Wrapper = Ddp(**common, **_ddp_options(setup))
     elif distributed.strategy is Strategy.FSDP:
-        wrapper = _fsdp(common, setup, landmarks)
+        wrapper = _fsdp(dict(common), setup, landmarks)
     else:
-        wrapper = _zero(common, setup, landmarks)
+        wrapper = _zero(dict(common), setup, landmarks)
+    if setup.has_reference_model and isinstance(wrapper, (Fsdp2, Zero3)):
+        asked = {**common, "weights": reference_weights(weights), "kept_as": Category.REFERENCE}
+        if isinstance(wrapper, Fsdp2):
+            reference: Fsdp2 | Zero | Zero3 = _fsdp2_reference(asked, wrapper, setup)
+        else:
+            asked["root"] = REFERENCE
+            reference = _zero(asked, setup, reference_landmarks(landmarks))
+        wrapper = WithReference(to=to, trained=wrapper, reference=reference)
     out = rewrite(stream, to, wrapper)
     if out.host_bytes:
         note = f"host memory of each process: {format_size(out.host_bytes)} of {wrapper.on_host}."
@@ -170,6 +192,26 @@ def _fsdp(common: dict[str, Any], setup: Setup, landmarks: Landmarks) -> Fsdp1 |
             "step, every GPU keeps the gradients whole (no_sync)."
         )
     return rank
+
+
+def _fsdp2_reference(common: dict[str, Any], trained: Fsdp2, setup: Setup) -> Fsdp2:
+    """TRL's reference model beside the one that is trained: of one unit, and not cast before."""
+    weights = common["weights"]
+    unit = reference_unit(len(weights), reshards=setup.distributed.fsdp is Fsdp.FULL_SHARD)
+    whole = format_size(sum(map(weight_bytes, weights)))
+    trained.notes.append(
+        "the reference model is one FSDP unit, as TRL wraps it: whenever it is asked, all of its "
+        f"weights are gathered at once, and lie there twice ({whole} each)."
+    )
+    return Fsdp2(
+        **common,
+        stored_dtypes=[loaded_dtype(weight, setup) for weight in weights],
+        plans=(unit,),
+        ranks=trained.ranks,
+        replicated=trained.replicated,
+        offloads=trained.offloads,
+        skips_sync=trained.skips_sync,
+    )
 
 
 def _zero(common: dict[str, Any], setup: Setup, landmarks: Landmarks) -> Zero | Zero3:

@@ -60,6 +60,7 @@ class Zero3(ZeroRank):
             (``communication_data_type``): the engine's, whatever the parameters have; float32 where
             ranks share sequences (``seq_parallel_communication_data_type``).
         kept_dtype: of the partition's gradients (``gradient_accumulation_dtype``): the engine's.
+        root: path of the model that the engine was given.
     """
 
     fetcher: Fetcher
@@ -68,6 +69,7 @@ class Zero3(ZeroRank):
     scaled: bool
     wire_dtype: str
     kept_dtype: str
+    root: str = ""
 
     def __post_init__(self) -> None:
         self.on_host = "what is offloaded, pinned where DeepSpeed pins it"
@@ -95,7 +97,7 @@ class Zero3(ZeroRank):
     def hook(self, kind: CueKind, index: int) -> None:
         """See :meth:`ShardedRank.hook`."""
         if kind is CueKind.PRE_FORWARD:
-            if index == 0 and not self.in_backward:
+            if not self.in_backward and self.to.out.module_names[index] == self.root:
                 self.fetcher.begin()
             self.fetcher.enter(index, backward=False, recomputing=self.in_backward)
         elif kind is CueKind.POST_FORWARD:
@@ -208,7 +210,7 @@ class Zero3(ZeroRank):
     def _shard(self, weight: int) -> int:
         return self.to.alloc(
             self.fetcher.shard_bytes(weight),
-            Category.PARAMETERS,
+            self.kept_as,
             "zero: shard",
             module=self.fetcher.homes[weight],
         )

@@ -325,6 +325,8 @@ class Recorder(TorchDispatchMode):
             owners.append(number)
             is_cued = id(module) not in uncued_ids
             if is_cued:
+                if number == 0 and not torch.is_grad_enabled():
+                    self.cue(CueKind.NO_GRAPH, number)
                 self.cue(
                     CueKind.ENTER_FED if _requires_grad(args, kwargs) else CueKind.ENTER, number
                 )

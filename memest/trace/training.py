@@ -17,7 +17,7 @@ from memest.config.release_defaults import release_default
 from memest.config.setup import FP16_REFUSAL, Loop, Precision, SdpaBackend, Setup, ZeroGrad
 from memest.config.software import Software
 from memest.errors import ConfigError, MemestError, TraceError
-from memest.events import Category, Phase, SeamKind, Trace, Weight
+from memest.events import REFERENCE, Category, Phase, SeamKind, Trace, Weight
 from memest.trace.cuda.autocast import CUDA, autocast_on_meta
 from memest.trace.cuda.bitsandbytes import bitsandbytes_handlers
 from memest.trace.cuda.compiled import compile_model
@@ -34,7 +34,7 @@ from memest.trace.legacy.transformers import family_of, transformers_as_before
 from memest.trace.loops import TrainingLoop, run_steps, run_updates
 from memest.trace.losses.objective import Objective
 from memest.trace.model.adapters import adapter_inputs_in_fp32, base_of, prefix_of
-from memest.trace.model.loading import REFERENCE, load, load_reference
+from memest.trace.model.loading import load, load_reference
 from memest.trace.model.quantization import Loading, restore_biases
 from memest.trace.model.roles import Roles
 from memest.trace.optimizers.torch import (
@@ -228,10 +228,11 @@ def start_recorder(
     stack.enter_context(bitsandbytes_as_before(setup))
     stack.enter_context(restore_biases(model))
     stack.enter_context(linear_of_stage_3(setup))
-    stack.enter_context(hooks_of_stage_3(model, recorder, setup))
+    others = {} if reference is None else {REFERENCE: reference}
+    if setup.partitions_parameters:
+        stack.enter_context(hooks_of_stage_3({"": model, **others}, recorder))
     stack.enter_context(adapter_inputs_in_fp32(model, setup.distributed.adapters_in_full))
     if not setup.torch_compile:  # compiled code knows no modules
-        others = {} if reference is None else {REFERENCE: reference}
         stack.enter_context(recorder.modules(model, others))
     stack.enter_context(recorder)
     stack.enter_context(_explain_errors(model, recorder, setup))

@@ -59,7 +59,7 @@ def measured_rank(case: dict[str, Any], rank: int, meeting: str) -> Any:
     import torch
 
     from support.rank_processes import STEPS, join_group
-    from support.ranks import loss_of_setup, make_optimizer_of
+    from support.ranks import loss_of_setup, make_optimizer_of, plans_of
 
     backend = "gloo" if case.get("gloo") else "fake"
     join_group(backend, rank, case["ranks"], meeting)
@@ -77,7 +77,7 @@ def measured_rank(case: dict[str, Any], rank: int, meeting: str) -> Any:
     half = case["setup"].get("precision") == "bf16"
     twins = twin(case["model"], **{**options, "dtype": "bfloat16" if half else "float32"})
     setup, ways = twins.setup, case["spread"].get("sp", 1)
-    batches = host_batches(twins.plans, STEPS * setup.grad_accum)
+    batches = host_batches(plans_of(twins), STEPS * setup.grad_accum)
     config = _config(case, setup, half)
 
     def then(model: Any) -> None:
@@ -95,6 +95,9 @@ def measured_rank(case: dict[str, Any], rank: int, meeting: str) -> Any:
         optimizer = make_optimizer_of(setup)(model)
         if case.get("two_groups"):
             _part(optimizer, model)
+        if not setup.method.is_supervised:
+            _train_for_preference(model, optimizer, twins, batches, config)
+            return
         if ways > 1:
             _train_with_shared_sequences(model, optimizer, twins, batches, config, ways, then)
             return
@@ -175,6 +178,37 @@ def _train(engine: Any, twins: Any, batches: Any, then: Any) -> None:
         mark(f"batch {(index + 1) // accum + 1} {(index + 1) % accum + 1}")
     then()
     del batch, outputs
+
+
+def _train_for_preference(
+    model: Any, optimizer: Any, twins: Any, batches: Any, config: dict[str, Any]
+) -> None:
+    """``Trainer._run_epoch`` around a loss of TRL, with ``prepare_deepspeed`` of the reference.
+
+    Where adapters are turned off for it, TRL asks the model itself, and not the engine.
+    """
+    import deepspeed
+
+    from memest.trace.losses import objective as objectives
+    from support.preference_ranks import train_for_preference
+
+    def build_again(_: Any) -> Any:
+        return _build_in_parts(model, twins.setup, config).eval()
+
+    with (
+        mock.patch.object(objectives, "_reference_of", build_again),
+        objectives.objective_of(model, twins.setup) as objective,
+    ):
+        reference = objective.reference
+        if reference is not None:
+            reference, *_ = deepspeed.initialize(model=reference, config=config)
+            reference.eval()
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+        train_for_preference(
+            engine, objective, reference or engine.module, twins.setup.grad_accum, batches,
+            # DeepSpeedEngineWrapper of accelerate
+            engine.set_gradient_accumulation_boundary, engine.backward, engine.step, lambda: None,
+        )  # fmt: skip
 
 
 def _train_with_shared_sequences(

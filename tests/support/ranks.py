@@ -38,6 +38,7 @@ def predicted_rank(case: dict[str, Any], behind: Any = None) -> Any:
     from memest.sharding.rank import rank_stream, update_setup, updated_weights
     from memest.trace.inputs.batch import realise
     from memest.trace.losses.loss import loss_for
+    from memest.trace.losses.objective import objective_of
     from memest.trace.model.adapters import cast_parameters
     from memest.trace.parallel.sequence_parallel import drop_attention_mask
     from memest.trace.parallel.ulysses import shared_sequence
@@ -53,7 +54,7 @@ def predicted_rank(case: dict[str, Any], behind: Any = None) -> Any:
         "dtype": trace_setup.dtype,
     }
     twins = twin(case["model"], runs=False, distributed=trace_setup.distributed, **options)
-    plans = drop_attention_mask(twins.plans, setup.distributed)
+    plans = drop_attention_mask(plans_of(twins), setup.distributed)
     if trace_setup.distributed.in_half:
         half = twins.built_model.dtype
         cast_parameters(
@@ -63,6 +64,7 @@ def predicted_rank(case: dict[str, Any], behind: Any = None) -> Any:
         loss_of_setup(twins.built_model.model, setup),
         shared_sequence(twins.built_model.model, twins.setup, nccl=False) as shared_batches,
         rank_model(twins.built_model.trained_model, twins.setup) as model,
+        objective_of(model, setup) as objective,
     ):
         trace = trace_training(
             model,
@@ -74,6 +76,7 @@ def predicted_rank(case: dict[str, Any], behind: Any = None) -> Any:
             plan=plan_to_compose(setup),
             loading=twins.built_model.loading,
             ulysses_batches=shared_batches,
+            objective=objective,
         )
     # the Trainer's groups, or its accumulation, where a case has them
     as_trainer = case.get("two_groups") or case.get("as_trainer")
@@ -96,6 +99,16 @@ def predicted_rank(case: dict[str, Any], behind: Any = None) -> Any:
     if behind is not None:
         stream = behind(stream, twins)
     return rank_stream(stream, whose, trace.weights, trace.landmarks, setup.grad_accum)
+
+
+def plans_of(twins: Any) -> Any:
+    """The tensors of a micro-batch: those that the model takes, or what a method makes of them."""
+    from memest.trace.inputs.batch import plan_batch
+    from memest.trace.inputs.pairs import batch_of_pairs
+
+    if twins.setup.method.is_supervised:
+        return twins.plans
+    return batch_of_pairs(lambda setup: plan_batch(twins.built_model, setup)[0], twins.setup)
 
 
 def as_run(stream: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from memest.events import CAST, WARM_UP, Category
+from memest.events import CAST, REFERENCE, WARM_UP, Category
 from memest.trace.model.adapters import base_of, kept_dtype
 from memest.trace.model.packed import GptqLinear, packed_layers
 from memest.trace.model.quantization import (
@@ -20,10 +20,7 @@ from memest.trace.model.quantization import (
 )
 from memest.trace.recorder import Recorder
 
-__all__ = ["REFERENCE", "load", "load_reference"]
-
-REFERENCE = "ref_model"
-"""What stands before the names of a reference model's modules, as TRL calls it."""
+__all__ = ["load", "load_reference"]
 
 
 def load(model: torch.nn.Module, recorder: Recorder, loading: Loading | None = None) -> None:

@@ -151,9 +151,10 @@ class _ModuleHooks:
 
     Args:
         recorder: told of the places.
-        number: of the module; the whole model's is 0.
+        number: of the module.
         own: its parameters, by number of the weight.
         running: the modules whose forward runs.
+        is_root: the module is the whole model.
     """
 
     def __init__(
@@ -162,9 +163,12 @@ class _ModuleHooks:
         number: int,
         own: dict[int, torch.nn.Parameter],
         running: _RunningModules,
+        *,
+        is_root: bool,
     ) -> None:
         self._recorder = recorder
         self._number = number
+        self.is_root = is_root
         self._own_parameters = own
         self._external: dict[int, torch.nn.Parameter] = {}
         self._running = running
@@ -197,11 +201,6 @@ class _ModuleHooks:
     def _move(self, weight: int, parameter: torch.nn.Parameter) -> None:
         if weight not in self._original_data:
             self._original_data[weight] = parameter.data, _give_own_data(parameter)
-
-    @property
-    def is_root(self) -> bool:
-        """Whether the module is the whole model."""
-        return self._number == 0
 
     def has(self, weight: int) -> bool:
         """Whether a parameter is the module's own."""
@@ -315,18 +314,25 @@ def _map_tensors(function: Any, value: Any) -> Any:
 
 
 @contextmanager
-def hooks_of_stage_3(model: torch.nn.Module, recorder: Recorder, setup: Setup) -> Iterator[None]:
-    """DeepSpeed's hooks on every module, for the time of a trace."""
+def hooks_of_stage_3(models: Mapping[str, torch.nn.Module], recorder: Recorder) -> Iterator[None]:
+    """DeepSpeed's hooks on every module, for the time of a trace.
+
+    Args:
+        models: each with an engine of its own, by what stands before the names of its modules.
+        recorder: told of the places.
+    """
     handles: list[Any] = []
     module_hooks: list[_ModuleHooks] = []
     dictionaries: list[tuple[torch.nn.Module, Any]] = []
-    if setup.partitions_parameters:
+    for prefix, model in models.items():
         numbers = {id(p): number for number, (_, p) in enumerate(model.named_parameters())}
         running = _RunningModules(recorder, numbers)
-        for name, module in model.named_modules():
+        for name, module in model.named_modules(prefix=prefix):
             own = {numbers[id(p)]: p for p in module.parameters(recurse=False)}
-            module_hooks.append(_ModuleHooks(recorder, recorder.hooked_number(name), own, running))
-            handles += module_hooks[-1].add(module)
+            number = recorder.hooked_number(name)
+            hooks = _ModuleHooks(recorder, number, own, running, is_root=module is model)
+            module_hooks.append(hooks)
+            handles += hooks.add(module)
             dictionaries.append((module, module._parameters))
             module._parameters = _Parameters(module._parameters, running)
     try:

@@ -23,13 +23,18 @@ from support.recorded_ranks import case_of, names_of, recorded_run
 HOST = 6144
 RNG = 5056
 """What a CPU keeps of its generator for each checkpoint; a GPU's is in host memory too."""
-ANY_ORDER = ("zero_3_lora_read_checkpointing",)
+ANY_ORDER = (
+    "zero_3_lora_read_checkpointing", "zero_3_dpo_lora_checkpointing", "zero_3_dpo_qlora",
+)  # fmt: skip
 """What a layer recomputed is given back in the order of a Python set."""
 BY_PHASE = ("zero_3_t5",)
 """Masked attention is put together otherwise on a CPU."""
 
 
-@pytest.mark.slow("zero_1_qlora", "zero_3_lora_read_checkpointing")
+@pytest.mark.slow(
+    "zero_1_qlora", "zero_3_lora_read_checkpointing", "zero_3_dpo_half", "zero_3_dpo_qlora",
+    "zero_3_dpo_lora_checkpointing", "zero_3_dpo_offload", "zero_3_kto", "zero_3_reward",
+)  # fmt: skip
 @pytest.mark.parametrize("name", names_of("zero_*", "*_evaluated", "zero_3_qlora*"))
 def test_a_rank_allocates_what_deepspeed_does(name):
     """Every phase; where nothing is offloaded, every allocation and free of the steps, in order."""

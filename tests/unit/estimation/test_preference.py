@@ -82,16 +82,19 @@ def test_the_range_claims_nothing_that_was_not_measured(model):
     assert result.ranges.reserved.level is None
 
 
+FSDP = {"num_gpus": 8, "fsdp": "full_shard"}
 REFUSED = [
     ({"method": "dop"}, "Did you mean 'dpo'"),
     ({"method": "ppo"}, "--unpriced ppo"),
     ({"method": "dpo", "loop": "plain"}, "TRL's trainer"),
     ({"method": "orpo", "precompute_ref_log_probs": True}, "orpo has no reference model"),
     ({"log_probs": "logits"}, "--method dpo"),
-    ({"method": "dpo", "num_gpus": 8, "zero": 3}, "gathered for two models"),
+    ({"method": "grpo", "num_gpus": 8, "zero": 3}, "gathered all at once, or token by token"),
     ({"method": "kto", "log_probs": "float32"}, "no trainer that was read"),
     ({"method": "dpo", "task": "masked-lm"}, "a model for masked-lm"),
-    ({"method": "dpo", "num_gpus": 8, "fsdp": "full_shard"}, "gathered for two models"),
+    ({"method": "dpo", **FSDP, "fsdp_version": 1}, "--fsdp-version 2 is priced"),
+    ({"method": "dpo", **FSDP, "precompute_ref_log_probs": True}, "whole on every GPU before"),
+    ({"method": "dpo", **FSDP, "lora_r": 8}, "full_tensor"),
 ]
 
 

@@ -1,0 +1,75 @@
+"""Preference training on several GPUs: real ranks of FSDP under the fake process group.
+
+What TRL's trainers compute is proved on one process (``proof/test_preference.py``); here it runs in
+real ranks, with accelerate's preparation of the model and TRL's own of the reference. DeepSpeed's
+ranks are recorded (``test_zero.py``).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from memest.events import CATEGORY_ORDER, REFERENCE, Category, Phase
+from memest.replay.replay import check_events
+from support.preference_ranks import real_preference_rank
+from support.ranks import as_run, of_steps, predicted_rank
+from support.real_memory import differences
+
+HALF = {"precision": "bf16"}
+ADAPTER = {"peft_type": "LORA", "r": 8, "target_modules": ["q_proj"]}
+CASES = {
+    "dpo": {"method": "dpo"},
+    "dpo half accumulates": {"method": "dpo", **HALF, "checkpointing": "full", "grad_accum": 2},
+    "dpo kept gathered": {"method": "dpo", "fsdp": "shard_grad_op", "ranks": 3},
+    "dpo hybrid": {"method": "dpo", "fsdp_shard_size": 2, "ranks": 4},
+    "dpo half loaded": {"method": "dpo", **HALF, "dtype": "bfloat16"},
+    "dpo mixture": {"method": "dpo", **HALF, "model": "mixtral"},
+    "ipo tied": {"method": "ipo", "model": "llama-tied"},
+    "dpo gpt2": {"method": "dpo", "model": "gpt2"},
+    "kto": {"method": "kto"},
+    "kto half": {"method": "kto", **HALF, "grad_accum": 2, "ranks": 4},
+    "orpo": {"method": "orpo"},
+    "reward": {"method": "reward"},
+    "reward lora": {"method": "reward", **HALF, "dtype": "bfloat16", "adapter": ADAPTER},
+    "reward fsdp1": {"method": "reward", "fsdp_version": 1},
+}
+SPREAD = ("fsdp", "fsdp_version", "fsdp_shard_size")
+
+
+def case_of(name):
+    options = {"loop": "trainer", "batch": 2, "fsdp": "full_shard", **CASES[name]}
+    return {
+        "model": options.pop("model", "llama"),
+        "ranks": options.pop("ranks", 2),
+        "spread": {key: options.pop(key) for key in SPREAD if key in options},
+        "setup": options,
+    }
+
+
+@pytest.mark.slow(but=("dpo", "kto half"))
+@pytest.mark.parametrize("name", CASES)
+def test_a_rank_allocates_what_a_real_one_does(name):
+    """Every allocation and free of the steps, in order."""
+    case = case_of(name)
+    stream = predicted_rank(case)
+    check_events(stream.events, stream.sizes)
+    real, predicted = (of_steps(run) for run in (real_preference_rank(case), as_run(stream)))
+    assert len(predicted.allocations(at_least=8192)) > 150
+    assert differences(real, predicted, at_least=8192) == []
+
+
+def test_a_forward_of_the_reference_gathers_all_of_it():
+    """Twice: what was gathered lies beside what is copied out of it."""
+    stream = predicted_rank(case_of("dpo"))
+    alive, most = 0, 0
+    marks = dict(zip(stream.mark_positions, stream.marks, strict=False))  # the last of a place
+    for index, event in enumerate(stream.events):
+        if index in marks:
+            in_forward = marks[index].phase is Phase.FORWARD
+        number = event if event >= 0 else ~event
+        if stream.module_names[stream.modules[number]].startswith(REFERENCE) and in_forward:
+            alive += stream.sizes[number] if event >= 0 else -stream.sizes[number]
+            most = max(most, alive)
+    kinds = [CATEGORY_ORDER[number] for number in stream.categories]
+    shards = sum(s for s, k in zip(stream.sizes, kinds, strict=True) if k is Category.REFERENCE)
+    assert most > 2 * 2 * shards > 0

@@ -1,0 +1,131 @@
+"""A rank of TRL's preference trainers under FSDP, and the loop that its ranks have in common."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from support.rank_processes import STEPS, join_group, measure_rank, real_ranks
+from support.ranks import (
+    apply_fsdp1,
+    make_optimizer_of,
+    plans_of,
+    prepare_fsdp2,
+    setup_of_case,
+)
+
+
+def real_preference_rank(case: dict[str, Any]) -> Any:
+    """What rank 0 of a case measured, a ``CpuRun``; the case is that of ``ranks.real_rank``."""
+    return real_ranks(_be_rank, case)[0]
+
+
+def _be_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
+    import torch
+
+    from memest.calibration.running.cpu_memory import mark
+    from memest.calibration.running.material import host_batches
+    from memest.trace.losses import fused_head
+    from memest.trace.losses.objective import objective_of
+    from support.cases import twin
+
+    # a CPU has no product of halves in float32; what it would write has a place already
+    fused_head._add_product = lambda *_: None
+    join_group("fake", rank, case["ranks"], meeting)
+    torch.manual_seed(0)
+    setup = setup_of_case(case)
+    options = {k: v for k, v in case.get("setup", {}).items() if k != "precision"}
+    twins = twin(case["model"], distributed=setup.distributed, **options)
+    batches = host_batches(plans_of(twins), STEPS * setup.grad_accum)
+    make_optimizer = make_optimizer_of(twins.setup)
+
+    def run() -> None:
+        with objective_of(twins.real, setup) as objective:
+            mark("load 0 0")
+            if objective.reference is not None:
+                _prepare_reference(objective.reference, setup)
+            flattens = setup.distributed.flattens
+            model = (apply_fsdp1 if flattens else prepare_fsdp2)(twins.real, setup)
+            optimizer = make_optimizer(model)
+            train_for_preference(
+                model, objective, objective.reference or model, setup.grad_accum, batches,
+                bool if flattens else model.set_requires_gradient_sync,
+                lambda loss: loss.backward(), optimizer.step, model.zero_grad,
+            )  # fmt: skip
+
+    return measure_rank(run)
+
+
+def _prepare_reference(reference: Any, setup: Any) -> None:
+    """TRL's own preparation."""
+    import torch
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from trl.models.utils import prepare_fsdp
+
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        reshard_after_forward=setup.distributed.fsdp.value == "full_shard",
+        cpu_ram_efficient_loading=False,
+    )
+    if setup.precision != "fp32":
+        plugin.set_mixed_precision(setup.precision.value)
+    accelerator = SimpleNamespace(
+        state=SimpleNamespace(fsdp_plugin=plugin), device=torch.device("cpu")
+    )
+    prepare_fsdp(reference, accelerator)
+
+
+def train_for_preference(
+    model: Any, objective: Any, reference: Any, accum: int, batches: Any,
+    begin: Any, backward: Any, step: Any, zero_grad: Any,
+) -> None:  # fmt: skip
+    """``Trainer._run_epoch`` around a trainer's own ``compute_loss``, reference by reference.
+
+    Args:
+        model: wrapped.
+        objective: what the trainer computes.
+        reference: that it asks, wrapped.
+        accum: micro-steps of a step.
+        batches: in host memory.
+        begin: told before a micro-step whether it is the last one of its step.
+        backward: given the loss.
+        step: updates.
+        zero_grad: drops gradients.
+    """
+    import torch
+
+    from memest.calibration.running.cpu_memory import mark
+
+    def ask(**inputs: Any) -> Any:
+        with objective.as_reference():
+            return reference(**inputs)
+
+    total = torch.zeros(())
+    for number in range(1, STEPS + 1):
+        mark(f"batch {number} 0")
+        samples = [
+            {name: torch.as_tensor(value).clone() for name, value in on_host.items()}
+            for on_host in batches[(number - 1) * accum : number * accum]
+        ]
+        for micro, inputs in enumerate(samples, start=1):
+            mark(f"forward {number} {micro}")
+            begin(micro == accum)
+            total += _training_step(model, objective, ask, inputs, backward, f"{number} {micro}")
+        mark(f"optimizer {number} 0")
+        step()
+        mark(f"zero_grad {number} 0")
+        zero_grad()
+    mark(f"batch {STEPS + 1} 0")
+    del samples, inputs
+
+
+def _training_step(
+    model: Any, objective: Any, ask: Any, inputs: Any, backward: Any, at: str
+) -> Any:  # fmt: skip
+    from memest.calibration.running.cpu_memory import mark
+
+    loss = objective.loss(model, ask, dict(inputs))
+    mark(f"backward {at}")
+    loss = loss / 1 / 1
+    backward(loss)
+    return loss.detach()
