@@ -142,6 +142,16 @@ _PAIRS = (
     ),
     Pair(
         "method",
+        "--log-probs float32 under FSDP",
+        lambda s: (
+            s.distributed.strategy is Strategy.FSDP
+            and s.has_reference_model
+            and s.log_probs is LogProbs.FLOAT32
+        ),
+        "LLaMA-Factory hands the reference to prepare_model, which wraps none that is evaluated",
+    ),
+    Pair(
+        "method",
         "--zero 3",
         lambda s: s.distributed.zero == 3 and s.method.generates,
         "completions are written with weights gathered all at once, or token by token",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from memest.config.deepspeed import ON_SAVE
-from memest.config.kinds import Attention, Method, read_method
+from memest.config.kinds import Attention, LogProbs, Method, read_method
 from memest.config.option_table import OPTIONS
 from memest.readers.training_arguments import METHODS, WITHOUT_LIGER
 from memest.readers.values import Bounded, Either, Level, ReadValue, Remark, Saving
@@ -27,6 +27,7 @@ OPTIONS_OF_LORA = tuple(
     """lora_r lora_alpha lora_dropout lora_target_modules use_dora use_rslora
     modules_to_save""".split()
 )
+_ADAPTS = ("peft", "adapter", "lora_r", "lora_target_modules")
 _OPTIONS_OF_GENERATIONS = ("generation_max_length", "num_beams", "cache_implementation")
 
 
@@ -157,7 +158,7 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
         for name in ("torch_compile", "torch_compile_mode", "torch_compile_backend")
     )
     remarks += _settle_method(acting, drop, fsdp=fsdp, zero=zero, compiled=compiled)
-    adapts = any(name in acting for name in ("peft", "adapter", "lora_r", "lora_target_modules"))
+    adapts = any(name in acting for name in _ADAPTS)
     own_loop = "loop" in acting and str(acting["loop"].value) == "plain"
     is_fsdp2 = fsdp and _number(acting, "fsdp_version") != 1
     loss = str(acting["fused_loss"].value) if "fused_loss" in acting else ""
@@ -223,8 +224,7 @@ def _settle_method(
     )
     for applies, circumstance in (
         (sharing_option, f"beside --{sharing_option}"),
-        (fsdp, "under FSDP"),
-        (zero == 3, "under ZeRO-3"),
+        *_sharded_otherwise(acting, method, fsdp=fsdp, zero=zero),
         (compiled, "together with torch.compile"),
         (quantised and method.makes_all_logits, "on a quantised base"),
     ):
@@ -252,6 +252,22 @@ def _settle_method(
     for option in ("fused_loss", "neftune_noise_alpha"):
         drop(option, "not of a trainer of preferences")
     return remarks
+
+
+def _sharded_otherwise(
+    acting: Mapping[str, ReadValue], method: Method, *, fsdp: bool, zero: int
+) -> Iterator[tuple[bool, str]]:
+    """Where a method is not priced under FSDP and ZeRO-3; the rows of ``config.pairs`` say why."""
+    asks, is_first = fsdp and method.has_reference, _number(acting, "fsdp_version") == 1
+    adapts = any(name in acting for name in _ADAPTS)
+    log_probs = str(acting["log_probs"].value) if "log_probs" in acting else LogProbs.FUSED
+    yield (fsdp or zero == 3) and method.generates, "under FSDP" if fsdp else "under ZeRO-3"
+    yield asks and is_first, "under FSDP1"
+    yield asks and _is_on(acting, "precompute_ref_log_probs"), "under FSDP, precomputed"
+    if adapts:
+        yield asks and log_probs == LogProbs.FUSED, "under FSDP2, beside adapters"
+    else:
+        yield asks and log_probs == LogProbs.FLOAT32, "under FSDP, by LLaMA-Factory"
 
 
 _OF_METHODS = (

@@ -95,6 +95,7 @@ REFUSED = [
     ({"method": "dpo", **FSDP, "fsdp_version": 1}, "--fsdp-version 2 is priced"),
     ({"method": "dpo", **FSDP, "precompute_ref_log_probs": True}, "whole on every GPU before"),
     ({"method": "dpo", **FSDP, "lora_r": 8}, "full_tensor"),
+    ({"method": "dpo", **FSDP, "log_probs": "float32"}, "wraps none that is evaluated"),
 ]
 
 

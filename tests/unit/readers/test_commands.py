@@ -193,7 +193,9 @@ def test_dpo_is_priced_with_its_reference(examples):
 
 
 def test_where_dpo_is_not_priced_that_is_said(examples):
-    run = read("trl dpo --model_name_or_path gpt2 --fsdp full_shard --num_processes 4")
+    command = "trl dpo --model_name_or_path gpt2 --fsdp full_shard --num_processes 4"
+    assert read(command).setup.method == "dpo"
+    run = read(f"{command} --precompute_ref_log_probs")
     assert run.setup.method == "supervised"
     assert any("reference model" in r.why for r in run.not_modelled)
 

@@ -147,6 +147,16 @@ FILES = {
          "fsdp": "full_shard"},
         {"method": None, "engine": None}, "not priced under FSDP", "",
     ),
+    "trl dpo under FSDP": (
+        {"model_name_or_path": LLAMA, "beta": 0.1, "max_length": 512, "output_dir": "a-dpo",
+         "bf16": True, "num_gpus": 4, "fsdp": "full_shard"},
+        {"method": "dpo", "fsdp": "full_shard"}, "", "",
+    ),
+    "trl dpo of adapters under FSDP": (
+        {"model_name_or_path": LLAMA, "beta": 0.1, "max_length": 512, "output_dir": "a-dpo",
+         "bf16": True, "num_gpus": 4, "fsdp": "full_shard", "use_peft": True},
+        {"method": None}, "not priced under FSDP2, beside adapters", "",
+    ),
     "alignment-handbook dpo by its keys": (
         {"model_name_or_path": LLAMA, "beta": 0.1, "max_prompt_length": 512, "max_length": 1024,
          "per_device_train_batch_size": 2, "bf16": True, "use_peft": True, "lora_r": 128},
