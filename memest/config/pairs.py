@@ -84,6 +84,10 @@ def _before_peft(s: TrainingOptions, minor: int) -> bool:
 
 _STEPS_IN_BACKWARD = "an optimizer that steps in backward (--optim {s.optimizer})"
 _BY_MODULE = "--optim {s.optimizer}, which asks which module owns a weight"
+_SCORED = (
+    "what writes and scores completions leaves weights gathered, and changes what the step gathers "
+    "ahead; DDP, --zero 1 and --zero 2 are priced"
+)
 _FUSED_LOSS = "a fused loss ({s.fused_loss})"
 
 _PAIRS = (
@@ -126,7 +130,7 @@ _PAIRS = (
         "method",
         "--fsdp {s.distributed.fsdp}",
         lambda s: s.distributed.strategy is Strategy.FSDP and s.method.generates,
-        "completions are written with weights gathered all at once, or token by token",
+        _SCORED,
     ),
     Pair(
         "method",
@@ -154,7 +158,7 @@ _PAIRS = (
         "method",
         "--zero 3",
         lambda s: s.distributed.zero == 3 and s.method.generates,
-        "completions are written with weights gathered all at once, or token by token",
+        _SCORED,
     ),
     Pair(
         "method",

@@ -89,7 +89,7 @@ REFUSED = [
     ({"method": "dpo", "loop": "plain"}, "TRL's trainer"),
     ({"method": "orpo", "precompute_ref_log_probs": True}, "orpo has no reference model"),
     ({"log_probs": "logits"}, "--method dpo"),
-    ({"method": "grpo", "num_gpus": 8, "zero": 3}, "gathered all at once, or token by token"),
+    ({"method": "grpo", "num_gpus": 8, "zero": 3}, "changes what the step gathers"),
     ({"method": "kto", "log_probs": "float32"}, "no trainer that was read"),
     ({"method": "dpo", "task": "masked-lm"}, "a model for masked-lm"),
     ({"method": "dpo", **FSDP, "fsdp_version": 1}, "--fsdp-version 2 is priced"),
