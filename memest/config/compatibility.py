@@ -15,7 +15,6 @@ from memest.config.kinds import (
     SDPA,
     Dtype,
     Fsdp,
-    LogProbs,
     Loop,
     Precision,
     SdpaBackend,
@@ -489,8 +488,7 @@ def reader_of_head(setup: TrainingOptions) -> str:
         return "--use-liger-kernel"
     if setup.fused_loss and not setup.fused_loss.startswith("torchtune"):
         return f"--fused-loss {setup.fused_loss}"
-    fused = setup.method.has_reference and setup.log_probs is LogProbs.FUSED
-    if fused or setup.method.generates:
+    if setup.scores_by_fused_head:
         return f"--method {setup.method}"
     return ""
 
@@ -533,12 +531,13 @@ def _check_losses(setup: TrainingOptions) -> None:
             "torchtune's recipes compute the loss behind the model's forward, where FSDP's hooks "
             "are past. Leave one of them out: without --fused-loss all logits are priced."
         )
-    if setup.adapter is not None and distributed.fsdp_version == 2 and setup.loop is not Loop.PLAIN:
+    adapts = setup.adapter is not None and distributed.fsdp_version == 2
+    if adapts and setup.loop is not Loop.PLAIN and not setup.head_is_gathered_by_loss:
         consequence = "the loss has a DTensor of shards, which is not priced"
         if setup.use_liger_kernel:
             consequence = "Liger multiplies by shards, and torch stops (mixed Tensor and DTensor)"
-        elif fused_loss.startswith("trl") or not fused_loss:
-            consequence = "TRL gathers it for the loss (full_tensor), which is not priced yet"
+        elif fused_loss.startswith("trl"):
+            consequence = "whether TRL gathers it depends on its release (1.13 does, 1.5 does not)"
         raise ConfigError(
             f"{flag} does not go with an adapter under FSDP2 of accelerate and the Trainer: "
             "accelerate does not find the final norm of a model with adapters and makes the head "

@@ -57,6 +57,8 @@ class ParallelOptions:
             or gathers them so: no parameter computes in float32. For traces only.
         adapters_in_full: when adapters in half precision show themselves as float32 ones to what is
             around them: ``always``, in the ``first`` forward, or never. For traces only.
+        gathers_head: the dtype in which the loss itself gathers a head's shards, ``own`` for that
+            of the weight; "" where it does not. For traces only.
     """
 
     num_gpus: int = option(
@@ -251,6 +253,7 @@ class ParallelOptions:
     stage: StagePart | None = None
     in_half: bool = False
     adapters_in_full: str = ""
+    gathers_head: str = ""
 
     @property
     def strategy(self) -> Strategy:

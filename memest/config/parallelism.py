@@ -37,7 +37,7 @@ __all__ = [
     "check_stages_task",
 ]
 
-_TRACE_FIELDS = ("stage", "in_half", "adapters_in_full")
+_TRACE_FIELDS = ("stage", "in_half", "adapters_in_full", "gathers_head")
 """What nobody asks for: it says which part of a run is traced, and how."""
 
 

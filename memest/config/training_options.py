@@ -539,6 +539,27 @@ class TrainingOptions:
         )
 
     @property
+    def scores_by_fused_head(self) -> bool:
+        """Whether a method has log-probabilities tile by tile, without all logits at once."""
+        fused = self.method.has_reference and self.log_probs is LogProbs.FUSED
+        return self.method.generates or fused
+
+    @property
+    def head_is_gathered_by_loss(self) -> bool:
+        """Whether TRL's fused head gathers the weight that it reads (``full_tensor``).
+
+        accelerate finds no final norm in a model with adapters and makes the head an FSDP2 unit of
+        its own, which is gathered where it is called, and nobody calls it.
+        """
+        return (
+            self.distributed.strategy is Strategy.FSDP
+            and self.distributed.fsdp_version == 2
+            and self.adapter is not None
+            and self.loop is not Loop.PLAIN
+            and (self.scores_by_fused_head or self.fused_loss == "trl-fused")
+        )
+
+    @property
     def autocasts_halves(self) -> bool:
         """Whether the model runs in autocast on half-precision copies of its parameters.
 

@@ -55,6 +55,9 @@ _PARTITIONED = Distributed(zero=3)
 _FLAT = Distributed(num_gpus=2, fsdp=Fsdp.FULL_SHARD, fsdp_version=1)
 """Stands for every FSDP1 in autocast, which keeps no copies of views of flat parameters."""
 
+_ON_ONE_GPU: dict[str, Any] = {"in_half": False, "adapters_in_full": "", "gathers_head": ""}
+"""What one GPU of several has done to its weights, and nothing else."""
+
 _BUILT_IN_LINEAR = replace(_PARTITIONED, zero_settings=(("memory_efficient_linear", False),))
 """Stands for those whose linear layers are not."""
 
@@ -102,6 +105,9 @@ def traced_setup(request: Setup) -> Setup:
         distributed = _sequence(request.distributed)
     if request.distributed.sp > 1:
         distributed = _heads(request.distributed, distributed)
+    if request.head_is_gathered_by_loss:
+        in_full = request.computes_in_half and request.loaded_dtype is Dtype.FLOAT32
+        distributed = replace(distributed, gathers_head="float32" if in_full else "own")
     out = replace(request, distributed=distributed)
     if request.computes_in_half:
         half = Dtype.BFLOAT16 if request.precision is Precision.BF16 else Dtype.FLOAT16
@@ -214,8 +220,12 @@ def key_of(structure: Setup) -> dict[str, Any]:
         out["cp"] = [structure.distributed.cp, structure.distributed.cp_rotate.value]
     elif structure.distributed.sp > 1:
         pass  # stages 1 and 2 change nothing else
-    elif replace(structure.distributed, in_half=False, adapters_in_full="") != ONE_GPU:
+    elif structure.distributed.flattens:
+        out["flattened"] = True
+    elif replace(structure.distributed, **_ON_ONE_GPU) != ONE_GPU:
         out["clones_outputs"] = True
+    if structure.distributed.gathers_head:
+        out["gathers_head"] = structure.distributed.gathers_head
     if structure.distributed.sp > 1:
         out["sp"] = structure.distributed.sp
     return out

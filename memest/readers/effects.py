@@ -170,7 +170,7 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
         (zero == 3 and loss.startswith("torchtune"), "under ZeRO-3, which torchtune does not have"),
         (fsdp and loss.startswith("torchtune"), "behind a forward of several GPUs' FSDP"),
         (
-            is_fsdp2 and adapts and not own_loop,
+            is_fsdp2 and adapts and not own_loop and loss != "trl-fused",
             "where several GPUs have the head in an FSDP unit of its own, beside adapters",
         ),
         (compiled, "together with torch.compile"),
@@ -260,13 +260,11 @@ def _sharded_otherwise(
     """Where a method is not priced under FSDP and ZeRO-3; the rows of ``config.pairs`` say why."""
     asks, is_first = fsdp and method.has_reference, _number(acting, "fsdp_version") == 1
     adapts = any(name in acting for name in _ADAPTS)
-    log_probs = str(acting["log_probs"].value) if "log_probs" in acting else LogProbs.FUSED
+    log_probs = str(acting["log_probs"].value) if "log_probs" in acting else ""
     yield (fsdp or zero == 3) and method.generates, "under FSDP" if fsdp else "under ZeRO-3"
     yield asks and is_first, "under FSDP1"
     yield asks and _is_on(acting, "precompute_ref_log_probs"), "under FSDP, precomputed"
-    if adapts:
-        yield asks and log_probs == LogProbs.FUSED, "under FSDP2, beside adapters"
-    else:
+    if not adapts:
         yield asks and log_probs == LogProbs.FLOAT32, "under FSDP, by LLaMA-Factory"
 
 

@@ -70,7 +70,7 @@ def units_of(setup: Setup, weights: Sequence[Weight], landmarks: Landmarks) -> t
     """
     distributed = setup.distributed
     if distributed.tp > 1 and distributed.ep == 1 and setup.loop is not Loop.PLAIN:
-        _check_untied(landmarks, weights)
+        _check_untied(landmarks)
     if distributed.ep > 1 or setup.is_sharded_at_load:
         return _own_units(landmarks, weights, distributed.expert_shard_ranks)
     return plan_units(
@@ -108,6 +108,9 @@ def check_head_is_gathered(
     torch = setup.software.torch or installed_version("torch")
     for plan in plans:
         if plan.modules == (ROOT,) or not own.intersection(plan.weights):
+            continue
+        trains = any(weights[number].trains for number in own)
+        if len(plan.modules) == 1 and setup.head_is_gathered_by_loss and not trains:
             continue
         if len(plan.modules) == 1:
             raise ConfigError(
@@ -229,7 +232,7 @@ def plan_units(
         if name != ROOT and (class_of[name] in wrap_classes or name in apart)
     ]
     if as_accelerate:
-        groups += _ends(landmarks, weights, {name for (name,), _ in groups}, reshards)
+        groups += _ends(landmarks, {name for (name,), _ in groups}, reshards)
     # the root never reshards: its backward would gather again at once
     groups.append(((ROOT,), False))
     if as_accelerate:
@@ -284,20 +287,26 @@ def _own_units(
     )
 
 
-def _is_tied(landmarks: Landmarks, weights: Sequence[Weight]) -> bool:
-    """Whether input and output embeddings have one weight, which goes by its first name."""
-    names = {weight.name for weight in weights}
-    ends = landmarks.embeddings, landmarks.head
-    return None not in ends and len({f"{end}.weight" for end in ends} & names) == 1
+def _is_tied(landmarks: Landmarks) -> bool:
+    """Whether input and output embeddings have one weight, adapters around them or not."""
+    embeddings, head = (
+        {f"{end}.weight", f"{end}.base_layer.weight"}
+        for end in (landmarks.embeddings, landmarks.head)
+    )
+    shared_paths = landmarks.shared_paths.items()
+    return any(
+        (alias in head and name in embeddings) or (alias in embeddings and name in head)
+        for alias, name in shared_paths
+    )
 
 
-def _check_untied(landmarks: Landmarks, weights: Sequence[Weight]) -> None:
+def _check_untied(landmarks: Landmarks) -> None:
     """Sharded layers are tied once they are loaded, when FSDP2 has both weights.
 
     Raises:
         ConfigError: the model ties its embeddings.
     """
-    if _is_tied(landmarks, weights):
+    if _is_tied(landmarks):
         raise ConfigError(
             f"--tp with --fsdp under accelerate and the Trainer is not priced for models that tie "
             f"{landmarks.embeddings} and {landmarks.head}: the library ties them behind the "
@@ -307,11 +316,11 @@ def _check_untied(landmarks: Landmarks, weights: Sequence[Weight]) -> None:
 
 
 def _ends(
-    landmarks: Landmarks, weights: Sequence[Weight], unit_names: set[str], reshards: bool
+    landmarks: Landmarks, unit_names: set[str], reshards: bool
 ) -> list[tuple[tuple[str, ...], bool]]:
     """Input embeddings, and the final norm with the output embeddings."""
     embeddings, head = landmarks.embeddings, landmarks.head
-    tied = _is_tied(landmarks, weights)
+    tied = _is_tied(landmarks)
     out: list[tuple[tuple[str, ...], bool]] = []
     if embeddings is not None and not tied and embeddings not in unit_names:
         out.append(((embeddings,), reshards))

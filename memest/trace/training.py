@@ -33,6 +33,7 @@ from memest.trace.legacy.bitsandbytes import bitsandbytes_as_before
 from memest.trace.legacy.transformers import family_of, transformers_as_before
 from memest.trace.loops import TrainingLoop, run_steps, run_updates
 from memest.trace.losses.objective import Objective
+from memest.trace.losses.parts import gathered_head
 from memest.trace.model.adapters import adapter_inputs_in_fp32, base_of, prefix_of
 from memest.trace.model.loading import load, load_reference
 from memest.trace.model.quantization import Loading, restore_biases
@@ -228,6 +229,7 @@ def start_recorder(
     stack.enter_context(bitsandbytes_as_before(setup))
     stack.enter_context(restore_biases(model))
     stack.enter_context(linear_of_stage_3(setup))
+    stack.enter_context(gathered_head(model, setup.distributed.gathers_head))
     others = {} if reference is None else {REFERENCE: reference}
     if setup.partitions_parameters:
         stack.enter_context(hooks_of_stage_3({"": model, **others}, recorder))

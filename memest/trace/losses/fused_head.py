@@ -115,10 +115,11 @@ def fused_head(
         outputs, balances = backbone_outputs(parts, inputs, asks=asks)
         hidden_states, labels = outputs.last_hidden_state[:, :-1], labels[:, 1:]
         mask = labels != IGNORED
+        weight, bias = parts.head_tensors()
         per_token: Any = _TiledLogProbs.apply(  # type: ignore[no-untyped-call]
             hidden_states[mask],
-            parts.head.weight,
-            getattr(parts.head, "bias", None),
+            weight,
+            bias,
             labels[mask],
             frozenset(values),
         )

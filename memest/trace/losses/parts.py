@@ -6,13 +6,18 @@ for what the logits go through.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
+
+import torch
 
 from memest.errors import ConfigError
+from memest.trace.model.adapters import base_of, kept_dtype
 
-__all__ = ["SCALES", "Parts", "parts_of"]
+__all__ = ["SCALES", "Parts", "gathered_head", "parts_of"]
 
 SCALES = ("logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
 
@@ -34,6 +39,41 @@ class Parts:
     head: Any
     softcap: float | None
     scale: str
+
+    def head_tensors(self) -> tuple[Any, Any]:
+        """Weight and bias of the head, as a loss multiplies by them."""
+        return self.whole(self.head.weight), self.whole(getattr(self.head, "bias", None))
+
+    @staticmethod
+    def whole(tensor: Any) -> Any:
+        """What the head has; where FSDP2 has left it in shards, gathered by TRL itself."""
+        return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+@contextmanager
+def gathered_head(model: Any, gathers: str) -> Iterator[None]:
+    """A head that the loss gathers (``DTensor.full_tensor``), for the time of a trace.
+
+    Where it is tied to the input embeddings it lies in one unit with them, which is gathered.
+
+    Args:
+        model: perhaps wrapped by adapters.
+        gathers: ``Distributed.gathers_head``.
+    """
+    base = base_of(model)
+    tied = gathers and base.get_input_embeddings().weight is base.get_output_embeddings().weight
+    if not gathers or tied:
+        yield
+        return
+
+    def gather(tensor: Any) -> Any:
+        if tensor is None:
+            return None
+        name = kept_dtype(tensor) or gathers
+        return torch.empty_like(tensor, dtype=getattr(torch, name, tensor.dtype))
+
+    with mock.patch.object(Parts, "whole", staticmethod(gather)):
+        yield
 
 
 def parts_of(

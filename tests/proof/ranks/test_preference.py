@@ -26,13 +26,20 @@ CASES = {
     "dpo mixture": {"method": "dpo", **HALF, "model": "mixtral"},
     "ipo tied": {"method": "ipo", "model": "llama-tied"},
     "dpo gpt2": {"method": "dpo", "model": "gpt2"},
+    "dpo lora": {"method": "dpo", "adapter": ADAPTER},
+    "dpo lora tied": {"method": "dpo", "adapter": ADAPTER, "model": "llama-tied"},
+    "dpo lora half": {
+        "method": "dpo", "adapter": ADAPTER, **HALF, "dtype": "bfloat16", "checkpointing": "full",
+        "grad_accum": 2, "ranks": 4,
+    },
+    "kto lora": {"method": "kto", "adapter": ADAPTER},
     "kto": {"method": "kto"},
     "kto half": {"method": "kto", **HALF, "grad_accum": 2, "ranks": 4},
     "orpo": {"method": "orpo"},
     "reward": {"method": "reward"},
     "reward lora": {"method": "reward", **HALF, "dtype": "bfloat16", "adapter": ADAPTER},
     "reward fsdp1": {"method": "reward", "fsdp_version": 1},
-}
+}  # fmt: skip
 SPREAD = ("fsdp", "fsdp_version", "fsdp_shard_size")
 
 

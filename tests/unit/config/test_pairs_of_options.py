@@ -96,6 +96,14 @@ def test_a_fused_loss_needs_the_whole_model() -> None:
             setup_from_options(**spread, fused_loss="trl-fused")
 
 
+def test_a_head_in_shards_is_gathered_by_the_loss_of_trl_alone() -> None:
+    adapted = {"num_gpus": 2, "fsdp": "full_shard", "lora_r": 8}
+    setup_from_options(**adapted, fused_loss="trl-fused")
+    for loss, words in (("trl-chunked", "depends on its release"), ("cce", "a DTensor of shards")):
+        with pytest.raises(ConfigError, match=words):
+            setup_from_options(**adapted, fused_loss=loss)
+
+
 def test_not_where_weights_are_cut() -> None:
     setup_from_options(**SPREAD["--num-gpus"], optim="muon")
     for flag in ("--fsdp", "--zero"):

@@ -94,7 +94,10 @@ REFUSED = [
     ({"method": "dpo", "task": "masked-lm"}, "a model for masked-lm"),
     ({"method": "dpo", **FSDP, "fsdp_version": 1}, "--fsdp-version 2 is priced"),
     ({"method": "dpo", **FSDP, "precompute_ref_log_probs": True}, "whole on every GPU before"),
-    ({"method": "dpo", **FSDP, "lora_r": 8}, "full_tensor"),
+    (
+        {"method": "dpo", **FSDP, "lora_r": 8, "modules_to_save": "lm_head"},
+        "head out of what an adapter copies",
+    ),
     ({"method": "dpo", **FSDP, "log_probs": "float32"}, "wraps none that is evaluated"),
 ]
 

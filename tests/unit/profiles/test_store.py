@@ -17,7 +17,10 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from memest.catalog.resolve import resolve_model
+from memest.config.options import setup_from_options
+from memest.errors import ConfigError
 from memest.estimation.profiler import Profiler
+from memest.profiles.axes import key_of, structure_of
 from memest.profiles.cache import Store, digest_of
 from memest.units import MIB
 from support.asking import answers_apart
@@ -359,3 +362,35 @@ def test_what_is_known_is_answered_without_torch_byte_for_byte(question, filled,
 
     assert b"is imported" not in warm.stderr, warm.stderr.decode()
     assert warm.stdout == expected[question]
+
+
+SPREADS = (
+    {},
+    {"num_gpus": 2},
+    {"num_gpus": 2, "ddp_find_unused_parameters": True},
+    {"num_gpus": 2, "fsdp": "full_shard"},
+    {"num_gpus": 2, "fsdp": "full_shard", "fsdp_version": 1},
+    {"num_gpus": 2, "zero": 2},
+    {"num_gpus": 2, "zero": 3},
+    {"num_gpus": 2, "zero": 3, "zero_settings": {"memory_efficient_linear": False}},
+    {"num_gpus": 2, "tp": 2},
+    {"num_gpus": 2, "cp": 2, "fsdp": "full_shard"},
+    {"num_gpus": 2, "sp": 2, "zero": 2},
+)
+
+
+@pytest.mark.parametrize("loop", ["plain", "trainer"])
+@pytest.mark.parametrize(
+    "options", [{}, {"lora_r": 8, "dtype": "bfloat16"}, {"lora_r": 8, "fused_loss": "trl-fused"}]
+)
+def test_what_is_traced_otherwise_has_a_key_of_its_own(options, loop):
+    structures, keys = set(), set()
+    for spread in SPREADS:
+        try:
+            setup = setup_from_options(bf16=True, loop=loop, **spread, **options)
+        except ConfigError:
+            continue
+        structure = structure_of(setup)
+        structures.add(repr(structure))
+        keys.add(repr(key_of(structure)))
+    assert len(keys) == len(structures) > 4

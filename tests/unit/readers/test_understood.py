@@ -155,7 +155,7 @@ FILES = {
     "trl dpo of adapters under FSDP": (
         {"model_name_or_path": LLAMA, "beta": 0.1, "max_length": 512, "output_dir": "a-dpo",
          "bf16": True, "num_gpus": 4, "fsdp": "full_shard", "use_peft": True},
-        {"method": None}, "not priced under FSDP2, beside adapters", "",
+        {"method": "dpo", "fsdp": "full_shard"}, "", "",
     ),
     "alignment-handbook dpo by its keys": (
         {"model_name_or_path": LLAMA, "beta": 0.1, "max_prompt_length": 512, "max_length": 1024,
