@@ -60,10 +60,10 @@ def test_what_trl_computes_depends_on_its_release(write, monkeypatch, installed,
         assert any("dft" in remark.why for remark in config.not_modelled)
 
 
-def test_several_gpus_of_a_flag(write, trl_present):
+def test_several_gpus_of_a_flag(write, trl_present, monkeypatch):
     """DDP acts on gradients alone; FSDP has gathered the head, but for one beside adapters.
 
-    DeepSpeed gathers it when it is read.
+    That one TRL gathers since its present loss; DeepSpeed gathers it when it is read.
     """
     config = _read(write, TRL, options={"num_gpus": 4})
     assert config.setup.fused_loss
@@ -75,7 +75,11 @@ def test_several_gpus_of_a_flag(write, trl_present):
     config = _read(write, TRL, options={"num_gpus": 4, "fsdp": "full_shard"})
     assert config.setup.fused_loss
 
-    config = _read(write, TRL, options={"num_gpus": 4, "fsdp": "full_shard", "lora_r": 8})
+    adapted = {"num_gpus": 4, "fsdp": "full_shard", "lora_r": 8}
+    assert _read(write, TRL, options=adapted).setup.fused_loss == "trl-fused"
+
+    monkeypatch.setattr(reader, "release", lambda _: "1.14.2")
+    config = _read(write, TRL, options=adapted)
     assert config.setup.fused_loss == ""
     assert any("several GPUs" in remark.why for remark in config.not_modelled)
 
