@@ -302,7 +302,8 @@ def with_hidden_size(distributed: Distributed, config: Any) -> Distributed:
             "model's config names none: write a number."
         )
     settings |= {key: _AUTO_RULES[key](size) for key in open_ones}
-    return replace(distributed, zero_settings=tuple(sorted(settings.items())))
+    filled_in = tuple(sorted(settings.items()))
+    return replace(distributed, zero_settings=filled_in, zero_auto=tuple(open_ones))
 
 
 def _hidden_size(config: Any) -> int | None:

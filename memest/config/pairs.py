@@ -70,6 +70,11 @@ def _has_losses_of(log_probs: LogProbs, method: Method) -> bool:
     )
 
 
+def _writes_itself(s: TrainingOptions) -> bool:
+    """Whether the trained model writes the completions that it learns from."""
+    return s.method.generates and (s.rollouts is None or s.rollouts.engine is Engine.MODEL)
+
+
 def _asks_for_modules(s: TrainingOptions) -> bool:
     return facts_of(s.optimizer).by_module
 
@@ -84,10 +89,6 @@ def _before_peft(s: TrainingOptions, minor: int) -> bool:
 
 _STEPS_IN_BACKWARD = "an optimizer that steps in backward (--optim {s.optimizer})"
 _BY_MODULE = "--optim {s.optimizer}, which asks which module owns a weight"
-_SCORED = (
-    "what writes and scores completions leaves weights gathered, and changes what the step gathers "
-    "ahead; DDP, --zero 1 and --zero 2 are priced"
-)
 _FUSED_LOSS = "a fused loss ({s.fused_loss})"
 
 _PAIRS = (
@@ -128,37 +129,52 @@ _PAIRS = (
     ),
     Pair(
         "method",
-        "--fsdp {s.distributed.fsdp}",
-        lambda s: s.distributed.strategy is Strategy.FSDP and s.method.generates,
-        _SCORED,
+        "--zero 3",
+        lambda s: s.distributed.zero == 3 and s.method.generates,
+        "what scores completions changes what DeepSpeed gathers ahead in the step; --zero 2 is "
+        "priced, and --fsdp full_shard with --engine vllm or server",
+    ),
+    Pair(
+        "method",
+        "--fsdp {s.distributed.fsdp} with completions by the model itself",
+        lambda s: s.distributed.strategy is Strategy.FSDP and _writes_itself(s),
+        "every token gathers the weights anew; --engine vllm and server are priced",
+    ),
+    Pair(
+        "method",
+        "--fsdp {s.distributed.fsdp} with adapters",
+        lambda s: (
+            s.distributed.strategy is Strategy.FSDP and s.method.generates and s.adapter is not None
+        ),
+        "whether TRL merges shards of adapters for vLLM is open in its own source",
     ),
     Pair(
         "method",
         "--fsdp-version 1",
-        lambda s: s.distributed.flattens and s.method.has_reference,
+        lambda s: s.distributed.flattens and (s.method.has_reference or s.method.generates),
         "units are gathered for two models, or twice for one; --fsdp-version 2 is priced",
     ),
     Pair(
         "method",
         "--precompute-ref-log-probs under FSDP",
         lambda s: s.distributed.strategy is Strategy.FSDP and s.precompute_ref_log_probs,
-        "TRL has the reference there all the same, whole on every GPU before the training begins",
+        "TRL asks the reference before the training begins, gathered whole, and that is not priced",
     ),
     Pair(
         "method",
-        "--log-probs float32 under FSDP",
+        "--precompute-ref-log-probs under --zero 3",
+        lambda s: s.distributed.zero == 3 and s.precompute_ref_log_probs,
+        "TRL asks it by a second engine around the model, whose hooks stay",
+    ),
+    Pair(
+        "method",
+        "--log-probs {s.log_probs} under FSDP",
         lambda s: (
             s.distributed.strategy is Strategy.FSDP
             and s.has_reference_model
-            and s.log_probs is LogProbs.FLOAT32
+            and s.log_probs is not LogProbs.FUSED
         ),
-        "LLaMA-Factory hands the reference to prepare_model, which wraps none that is evaluated",
-    ),
-    Pair(
-        "method",
-        "--zero 3",
-        lambda s: s.distributed.zero == 3 and s.method.generates,
-        _SCORED,
+        "axolotl wraps the reference layer by layer, LLaMA-Factory not at all; priced is TRL 1.16",
     ),
     Pair(
         "method",

@@ -59,6 +59,10 @@ class ParallelOptions:
             around them: ``always``, in the ``first`` forward, or never. For traces only.
         gathers_head: the dtype in which the loss itself gathers a head's shards, ``own`` for that
             of the weight; "" where it does not. For traces only.
+        scores_completions: forwards that score completions come before a step, and leave behind
+            what its forward gathers ahead, or has gathered already. For traces only.
+        zero_auto: the settings of ``zero_settings`` that DeepSpeed's file left open, and the
+            model's hidden size filled in.
     """
 
     num_gpus: int = option(
@@ -254,6 +258,8 @@ class ParallelOptions:
     in_half: bool = False
     adapters_in_full: str = ""
     gathers_head: str = ""
+    scores_completions: bool = False
+    zero_auto: tuple[str, ...] = ()
 
     @property
     def strategy(self) -> Strategy:

@@ -37,7 +37,14 @@ __all__ = [
     "check_stages_task",
 ]
 
-_TRACE_FIELDS = ("stage", "in_half", "adapters_in_full", "gathers_head")
+_TRACE_FIELDS = (
+    "stage",
+    "in_half",
+    "adapters_in_full",
+    "gathers_head",
+    "scores_completions",
+    "zero_auto",
+)
 """What nobody asks for: it says which part of a run is traced, and how."""
 
 

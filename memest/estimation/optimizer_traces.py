@@ -34,7 +34,7 @@ _OPTIONAL_FIELDS = ("optim_args", "optim_target_modules", "weight_decay")
 _MAX_PROGRAMS = 16
 _ROWS = 1 << 26
 """Rows of a weight for which Adafactor may make a state: transformers makes it on the host."""
-_Unsharded = tuple[tuple[Weight, ...], Setup, Landmarks]
+_ShardGrounds = tuple[tuple[Weight, ...], Setup, Landmarks]
 BY_SHAPE = frozenset(("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor"))
 """Optimizers that do the same to weights of any size. Those of libraries may not: torchao and
 bitsandbytes keep small states whole."""
@@ -58,7 +58,7 @@ class OptimizerTraces:
         self._families: dict[str, Family] = {}
         self._rules: dict[str, UpdateRule | None] = {}
         self._weights: dict[tuple[int, Point | None], tuple[Family, tuple[Weight, ...], str]] = {}
-        self._last_shards: tuple[_Unsharded, tuple[tuple[Weight, ...], str]] | None = None
+        self._last_shards: tuple[_ShardGrounds, tuple[tuple[Weight, ...], str]] | None = None
         self._programs: dict[tuple[int, str], tuple[Family, Program]] = {}
 
     def program(

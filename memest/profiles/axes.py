@@ -55,7 +55,12 @@ _PARTITIONED = Distributed(zero=3)
 _FLAT = Distributed(num_gpus=2, fsdp=Fsdp.FULL_SHARD, fsdp_version=1)
 """Stands for every FSDP1 in autocast, which keeps no copies of views of flat parameters."""
 
-_ON_ONE_GPU: dict[str, Any] = {"in_half": False, "adapters_in_full": "", "gathers_head": ""}
+_ON_ONE_GPU: dict[str, Any] = {
+    "in_half": False,
+    "adapters_in_full": "",
+    "gathers_head": "",
+    "scores_completions": False,
+}
 """What one GPU of several has done to its weights, and nothing else."""
 
 _BUILT_IN_LINEAR = replace(_PARTITIONED, zero_settings=(("memory_efficient_linear", False),))
@@ -108,6 +113,8 @@ def traced_setup(request: Setup) -> Setup:
     if request.head_is_gathered_by_loss:
         in_full = request.computes_in_half and request.loaded_dtype is Dtype.FLOAT32
         distributed = replace(distributed, gathers_head="float32" if in_full else "own")
+    if request.method.generates and request.distributed.strategy is Strategy.FSDP:
+        distributed = replace(distributed, scores_completions=True)
     out = replace(request, distributed=distributed)
     if request.computes_in_half:
         half = Dtype.BFLOAT16 if request.precision is Precision.BF16 else Dtype.FLOAT16
@@ -224,6 +231,8 @@ def key_of(structure: Setup) -> dict[str, Any]:
         out["flattened"] = True
     elif replace(structure.distributed, **_ON_ONE_GPU) != ONE_GPU:
         out["clones_outputs"] = True
+    if structure.distributed.scores_completions:
+        out["scores_completions"] = True
     if structure.distributed.gathers_head:
         out["gathers_head"] = structure.distributed.gathers_head
     if structure.distributed.sp > 1:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from memest.config.deepspeed import ON_SAVE
 from memest.config.kinds import Attention, LogProbs, Method, read_method
 from memest.config.option_table import OPTIONS
+from memest.config.rollouts import Engine
 from memest.readers.training_arguments import METHODS, WITHOUT_LIGER
 from memest.readers.values import Bounded, Either, Level, ReadValue, Remark, Saving
 
@@ -261,11 +262,16 @@ def _sharded_otherwise(
     asks, is_first = fsdp and method.has_reference, _number(acting, "fsdp_version") == 1
     adapts = any(name in acting for name in _ADAPTS)
     log_probs = str(acting["log_probs"].value) if "log_probs" in acting else ""
-    yield (fsdp or zero == 3) and method.generates, "under FSDP" if fsdp else "under ZeRO-3"
-    yield asks and is_first, "under FSDP1"
-    yield asks and _is_on(acting, "precompute_ref_log_probs"), "under FSDP, precomputed"
-    if not adapts:
-        yield asks and log_probs == LogProbs.FLOAT32, "under FSDP, by LLaMA-Factory"
+    shards = "under FSDP" if fsdp else "under ZeRO-3"
+    generates, engine = fsdp and method.generates, acting.get("engine")
+    yield zero == 3 and method.generates, "under ZeRO-3"
+    yield generates and (engine is None or engine.value == Engine.MODEL), "under FSDP"
+    yield generates and adapts, "under FSDP, beside adapters"
+    yield (asks or generates) and is_first, "under FSDP1"
+    precomputes = method.has_reference and _is_on(acting, "precompute_ref_log_probs")
+    yield precomputes and (fsdp or zero == 3), f"{shards}, precomputed"
+    if not adapts and log_probs not in ("", LogProbs.FUSED):
+        yield asks, "under FSDP, where this trainer wraps the reference otherwise than TRL 1.16"
 
 
 _OF_METHODS = (

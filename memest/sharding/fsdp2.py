@@ -33,14 +33,15 @@ class Fsdp2(FsdpRank):
     Attributes:
         tensor_ranks: that share layers by tensor parallelism; ``weights`` are what one of them has.
         reduce_dtype: of gradients while they are reduced; empty for the dtype that computes.
+        gather_stream: where buffers of gathers are made.
         is_last_backward: backwards give parameters back, and end what is under way
             (``set_is_last_backward``, ``set_reshard_after_backward``).
     """
 
     tensor_ranks: int = 1
     reduce_dtype: str = ""
+    gather_stream: int = _COPY_IN_STREAM
     is_last_backward: bool = True
-    _gather_stream: int = _COPY_IN_STREAM
     _copied_buffer: int | None = None
     _reduce_inputs: list[int] = field(default_factory=list)
     _all_reduce_buffers: dict[FsdpUnit, list[int]] = field(default_factory=dict)
@@ -234,12 +235,12 @@ class Fsdp2(FsdpRank):
             return
         inputs = self._from_host(unit) if self.offloads else self._in_half(unit)
         nbytes = sum(map(self._full_bytes, unit.plan.weights))
-        unit.gather_buffer = self.alloc_buffer(nbytes, "fsdp: all-gather", self._gather_stream)
+        unit.gather_buffer = self.alloc_buffer(nbytes, "fsdp: all-gather", self.gather_stream)
         self.to.free(*inputs)
 
     def _from_host(self, unit: FsdpUnit) -> list[int]:
         """Shards that come from host memory, one by one."""
-        out, stream = [], self._gather_stream
+        out, stream = [], self.gather_stream
         for weight in unit.plan.weights:
             number = self.alloc_buffer(
                 self._stored_bytes(weight), "fsdp: shard from the host", stream
@@ -258,7 +259,7 @@ class Fsdp2(FsdpRank):
         if not halves:
             return []
         nbytes = sum(map(self._computed_bytes, halves))
-        return [self.alloc_buffer(nbytes, "fsdp: shards in half precision", self._gather_stream)]
+        return [self.alloc_buffer(nbytes, "fsdp: shards in half precision", self.gather_stream)]
 
     def _wait(self, unit: FsdpUnit) -> None:
         """``wait_for_unshard``: every parameter is copied out of the buffer."""
@@ -473,10 +474,10 @@ class StageFsdp2(Fsdp2):
 
     def gather_all(self) -> None:
         """``unshard(async_op=True)`` of every unit: buffers lie in the stream of the kernels."""
-        self._gather_stream = DEFAULT_STREAM
+        self.gather_stream = DEFAULT_STREAM
         for unit in self.in_module_order():
             self.gather(unit)
-        self._gather_stream = _COPY_IN_STREAM
+        self.gather_stream = _COPY_IN_STREAM
 
     def wait_for_all(self) -> None:
         """What is being gathered is waited for before anything is computed."""

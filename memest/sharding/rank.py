@@ -39,6 +39,7 @@ from memest.sharding.fsdp_units import (
     units_of,
 )
 from memest.sharding.reference import (
+    REFERENCE_STREAM,
     WithReference,
     reference_landmarks,
     reference_unit,
@@ -46,7 +47,7 @@ from memest.sharding.reference import (
 )
 from memest.sharding.zero import REDUCE_BUCKET_ELEMENTS, Zero
 from memest.sharding.zero3 import Zero3, owned_by_module
-from memest.sharding.zero3_fetch import Fetcher, Limits
+from memest.sharding.zero3_fetch import GATHER_STREAM, Fetcher, Limits
 from memest.sharding.zero_groups import groups_of, partition_weights
 from memest.units import format_size
 
@@ -211,6 +212,7 @@ def _fsdp2_reference(common: dict[str, Any], trained: Fsdp2, setup: Setup) -> Fs
         replicated=trained.replicated,
         offloads=trained.offloads,
         skips_sync=trained.skips_sync,
+        gather_stream=REFERENCE_STREAM,
     )
 
 
@@ -228,8 +230,14 @@ def _zero(common: dict[str, Any], setup: Setup, landmarks: Landmarks) -> Zero | 
     if distributed.zero != 3:
         sends_full = distributed.sp > 1
         return Zero(**common, leaves_out=False, stage=distributed.zero, sends_full=sends_full)
+    is_reference = "root" in common
+    # TRL makes the reference's engine before the Trainer fills in what the file left open, and
+    # beside the file: DeepSpeed takes its own defaults
+    left_open = distributed.zero_auto if is_reference else ()
     limits = {
-        limit.name: distributed.zero_setting(f"stage3_{limit.name}", limit.default)
+        limit.name: limit.default
+        if f"stage3_{limit.name}" in left_open
+        else distributed.zero_setting(f"stage3_{limit.name}", limit.default)
         for limit in fields(Limits)
     }
     fetcher = Fetcher(
@@ -240,6 +248,7 @@ def _zero(common: dict[str, Any], setup: Setup, landmarks: Landmarks) -> Zero | 
         limits=Limits(**limits),
         overlaps=overlaps,
         from_host=distributed.offload_param,
+        stream=REFERENCE_STREAM if is_reference else GATHER_STREAM,
     )
     # the engine's dtype, whatever peft made of the parameters
     engine = "float32"

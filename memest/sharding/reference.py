@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from memest.errors import TraceError
 from memest.events import (
     OF_MODULES,
     OF_WEIGHTS,
@@ -27,7 +28,17 @@ from memest.sharding.engine import ShardedRank, Wrapper
 from memest.sharding.fsdp import is_inside
 from memest.sharding.fsdp_units import UnitPlan
 
-__all__ = ["WithReference", "reference_landmarks", "reference_unit", "reference_weights"]
+__all__ = [
+    "REFERENCE_STREAM",
+    "WithReference",
+    "reference_landmarks",
+    "reference_unit",
+    "reference_weights",
+]
+
+REFERENCE_STREAM = 4
+"""Where the reference is gathered: a root of FSDP2 and an engine of DeepSpeed have streams of their
+own (``FSDPCommContext``, ``DeepSpeedZeRoOffload``), and blocks are of one stream."""
 
 
 def reference_weights(weights: Iterable[Weight]) -> tuple[Weight, ...]:
@@ -80,8 +91,9 @@ class WithReference(Wrapper):
         if self.to.category(number) is not Category.REFERENCE:
             self._loaded.append(number)
             return self.trained.allocates(number)
-        twin = self._loaded[len(self._loaded_again)]
+        place = len(self._loaded_again)
         self._loaded_again.append(number)
+        twin = self._loaded[min(place, len(self._loaded) - 1)]
         return self.to.category(twin) is not Category.PARAMETERS
 
     def frees(self, number: int) -> bool:
@@ -100,12 +112,20 @@ class WithReference(Wrapper):
         """See :meth:`Wrapper.cue`; the reference is wrapped first."""
         if kind is CueKind.PLACED:
             if not self._twins:
-                self._twins = dict(zip(self._loaded, self._loaded_again, strict=True))
+                self._pair()
             self.reference.cue(kind, index, self._twins[number])
         elif self._is_asked(kind, index):
             self.reference.cue(kind, index, number)
             return
         self.trained.cue(kind, index, number)
+
+    def _pair(self) -> None:
+        if len(self._loaded) != len(self._loaded_again):
+            raise TraceError(
+                f"the reference is loaded in {len(self._loaded_again)} pieces and the model in "
+                f"{len(self._loaded)}, so what shards it is not known: leave --fsdp or --zero out."
+            )
+        self._twins = dict(zip(self._loaded, self._loaded_again, strict=True))
 
     def _is_asked(self, kind: CueKind, index: int) -> bool:
         """Whether a cue is about the reference; weights have the numbers of the model's."""

@@ -91,6 +91,7 @@ class Fetcher:
         limits: of gathers.
         overlaps: gathers run on a stream of their own.
         from_host: shards come from host memory.
+        stream: where gathers run that overlap.
         homes: modules of the storages, for reports.
     """
 
@@ -101,6 +102,7 @@ class Fetcher:
     limits: Limits
     overlaps: bool
     from_host: bool
+    stream: int = GATHER_STREAM
     homes: dict[int, int] = field(default_factory=dict)
     persistent: tuple[int, ...] = ()
     _status: list[_Status] = field(default_factory=list)
@@ -159,7 +161,7 @@ class Fetcher:
 
     @property
     def _stream(self) -> int:
-        return GATHER_STREAM if self.overlaps else DEFAULT_STREAM
+        return self.stream if self.overlaps else DEFAULT_STREAM
 
     def _alloc(self, nbytes: int, label: str, weight: int, stream: int) -> int:
         return self.to.alloc(

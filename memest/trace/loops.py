@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from memest.config.setup import Loop, Precision, Setup, ZeroGradAt
 from memest.events import Category, CueKind, Phase, SeamKind, Weight
 from memest.trace.losses.objective import Objective
+from memest.trace.losses.rollouts import score_completions
 from memest.trace.optimizers.in_backward import Stepper
 from memest.trace.optimizers.torch import weights_of
 from memest.trace.parallel.context_parallel import Split, collate
@@ -141,6 +142,8 @@ def _trainer(run: TrainingLoop) -> None:
         seam(SeamKind.RELEASED, step)
         items = batch_samples[1]
         del batch_samples
+        if run.setup.distributed.scores_completions:
+            _score_completions(run, samples[0])
         for micro_step in range(1, micro_steps + 1):
             seam(SeamKind.MICRO_STEP, step, micro_step)
             fetches = run.prefetches and run.ulysses_batches is None
@@ -271,6 +274,14 @@ def _objective(run: TrainingLoop, objective: Objective, inputs: Batch) -> torch.
             return prepare_model(run, objective.reference)(**model_inputs)
 
     return objective.loss(model, reference, inputs)
+
+
+def _score_completions(run: TrainingLoop, inputs: Batch) -> None:
+    """What TRL asks the model and the reference of completions, before the step that learns."""
+    objective = run.objective
+    assert objective is not None
+    with objective.recomputing_nothing():
+        score_completions(prepare_model(run), objective.reference, inputs)
 
 
 # -- plain and Accelerate loops -------------------------------------------------------------------

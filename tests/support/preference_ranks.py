@@ -7,8 +7,11 @@ from typing import Any
 
 from support.rank_processes import STEPS, join_group, measure_rank, real_ranks
 from support.ranks import (
+    MESH_NAMES,
     apply_fsdp1,
+    dims_of,
     make_optimizer_of,
+    mesh_of,
     plans_of,
     prepare_fsdp2,
     setup_of_case,
@@ -70,8 +73,10 @@ def _prepare_reference(reference: Any, setup: Any) -> None:
     if setup.precision != "fp32":
         plugin.set_mixed_precision(setup.precision.value)
     accelerator = SimpleNamespace(
-        state=SimpleNamespace(fsdp_plugin=plugin), device=torch.device("cpu")
-    )
+        state=SimpleNamespace(fsdp_plugin=plugin), device=torch.device("cpu"),
+        torch_device_mesh=mesh_of(setup, MESH_NAMES),
+        parallelism_config=SimpleNamespace(fsdp_dim_names=dims_of(setup, MESH_NAMES)),
+    )  # fmt: skip
     prepare_fsdp(reference, accelerator)
 
 
@@ -95,10 +100,15 @@ def train_for_preference(
     import torch
 
     from memest.calibration.running.cpu_memory import mark
+    from memest.trace.losses.rollouts import score_completions
 
     def ask(**inputs: Any) -> Any:
         with objective.as_reference():
             return reference(**inputs)
+
+    def score(inputs: Any) -> None:
+        with objective.recomputing_nothing():
+            score_completions(model, objective.reference and reference, inputs)
 
     total = torch.zeros(())
     for number in range(1, STEPS + 1):
@@ -107,6 +117,8 @@ def train_for_preference(
             {name: torch.as_tensor(value).clone() for name, value in on_host.items()}
             for on_host in batches[(number - 1) * accum : number * accum]
         ]
+        if "advantages" in samples[0]:
+            score(samples[0])
         for micro, inputs in enumerate(samples, start=1):
             mark(f"forward {number} {micro}")
             begin(micro == accum)

@@ -104,10 +104,13 @@ def predicted_rank(case: dict[str, Any], behind: Any = None) -> Any:
 def plans_of(twins: Any) -> Any:
     """The tensors of a micro-batch: those that the model takes, or what a method makes of them."""
     from memest.trace.inputs.batch import plan_batch
+    from memest.trace.inputs.completions import batch_of_completions
     from memest.trace.inputs.pairs import batch_of_pairs
 
     if twins.setup.method.is_supervised:
         return twins.plans
+    if twins.setup.method.generates:
+        return batch_of_completions(plan_batch(twins.built_model, twins.setup)[0], twins.setup)
     return batch_of_pairs(lambda setup: plan_batch(twins.built_model, setup)[0], twins.setup)
 
 
@@ -290,7 +293,7 @@ def _be_fsdp_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
             else:
                 accelerate_loop(model, setup, batches, optimizer, loss_of)
         elif plain:
-            mesh = _mesh(setup, ("replicate", "shard"))
+            mesh = mesh_of(setup, ("replicate", "shard"))
             reshards = setup.distributed.fsdp == "full_shard"
             model = apply_fsdp2(twins.real, mesh, reshards=reshards)
             train(model, twins.setup, batches, optimizer, loss_of, torch.device("cpu"), Marks())
@@ -300,16 +303,20 @@ def _be_fsdp_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
     return measure_rank(run)
 
 
-def _present(setup: Any, names: tuple[str, str]) -> tuple[str, ...]:
+MESH_NAMES = ("dp_replicate", "dp_shard_cp")
+"""As accelerate calls the dimensions of its mesh."""
+
+
+def dims_of(setup: Any, names: tuple[str, str]) -> tuple[str, ...]:
     """The dimensions that the mesh of a run has."""
     return names if setup.distributed.num_copies > 1 else names[1:]
 
 
-def _mesh(setup: Any, names: tuple[str, str]) -> Any:
+def mesh_of(setup: Any, names: tuple[str, str]) -> Any:
     from torch.distributed import init_device_mesh
 
     shape = (setup.distributed.num_copies, setup.distributed.shard_ranks)
-    dims = _present(setup, names)
+    dims = dims_of(setup, names)
     return init_device_mesh("cpu", shape[-len(dims) :], mesh_dim_names=dims)
 
 
@@ -421,12 +428,12 @@ def prepare_fsdp2(model: Any, setup: Any, mesh: Any = None) -> Any:
     precision = "no" if setup.precision == "fp32" else setup.precision.value
     if precision != "no":
         plugin.set_mixed_precision(precision)
-    names = ("dp_replicate", "dp_shard_cp")
+    names = MESH_NAMES
     accelerator = SimpleNamespace(
         state=SimpleNamespace(fsdp_plugin=plugin), mixed_precision=precision, is_main_process=False,
         device=torch.device("cpu"),
-        torch_device_mesh=_mesh(setup, names) if mesh is None else {_present(setup, names): mesh},
-        parallelism_config=SimpleNamespace(fsdp_dim_names=list(_present(setup, names))),
+        torch_device_mesh=mesh_of(setup, names) if mesh is None else {dims_of(setup, names): mesh},
+        parallelism_config=SimpleNamespace(fsdp_dim_names=list(dims_of(setup, names))),
     )  # fmt: skip
     return fsdp2_prepare_model(accelerator, model)
 

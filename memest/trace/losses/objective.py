@@ -43,12 +43,20 @@ class Objective:
     @contextmanager
     def as_reference(self) -> Iterator[None]:
         """While the reference is asked: nothing is recomputed, and adapters are off."""
+        adapted = self.reference is None
+        with (
+            self.recomputing_nothing(),
+            self.trained.disable_adapter() if adapted else nullcontext(),
+        ):
+            yield
+
+    @contextmanager
+    def recomputing_nothing(self) -> Iterator[None]:
+        """``disable_gradient_checkpointing`` of the trained model."""
         with ExitStack() as stack:
             for module in self.trained.modules():
                 if getattr(module, "gradient_checkpointing", False):
                     stack.enter_context(mock.patch.object(module, "gradient_checkpointing", False))
-            adapted = self.reference is None
-            stack.enter_context(self.trained.disable_adapter() if adapted else nullcontext())
             yield
 
 

@@ -11,13 +11,15 @@ the defaults of ``GRPOConfig`` (``loss_type="dapo"``, importance by token) and `
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from memest.config.kinds import Method
 from memest.trace.losses.fused_head import IGNORED
 from memest.trace.losses.preference_logits import Batch, Call, LossOfPairs, fetch
 
-__all__ = ["loss_of_rollouts"]
+__all__ = ["loss_of_rollouts", "score_completions"]
 
 _CLIP = 0.2
 _BETA = 0.05
@@ -34,8 +36,13 @@ def loss_of_rollouts(method: Method) -> LossOfPairs:
 
 
 def _score(
-    model: Call, input_ids: torch.Tensor, attention_mask: torch.Tensor, length: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    model: Call,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    length: int,
+    *,
+    asks_entropies: bool = True,
+) -> tuple[torch.Tensor, Any, torch.Tensor | None]:
     """``_get_per_token_logps_and_entropies`` of the micro-batch, which is one piece."""
     batch_ids = input_ids[0 : input_ids.size(0)]
     batch_mask = attention_mask[0 : input_ids.size(0)]
@@ -43,11 +50,29 @@ def _score(
     labels[:, :-length] = IGNORED
     outputs = model(input_ids=batch_ids, attention_mask=batch_mask, labels=labels)
     all_log_probs = [outputs.log_probs[:, -length:]]
-    all_entropies = [outputs.entropy[:, -length:]]
+    all_entropies = [outputs.entropy[:, -length:]] if asks_entropies else []
     log_probs = torch.cat(all_log_probs, dim=0)
-    entropies = torch.cat(all_entropies, dim=0)
+    entropies = torch.cat(all_entropies, dim=0) if asks_entropies else None
     aux_loss = None if outputs.aux_loss is None else torch.stack([outputs.aux_loss]).mean()
     return log_probs, entropies, aux_loss
+
+
+def score_completions(model: Call, reference: Call | None, inputs: Batch) -> None:
+    """``_generate_and_score_completions``: what both models say before a step, a batch at a time.
+
+    Args:
+        model: that trains.
+        reference: None where nothing diverges from one.
+        inputs: a micro-batch.
+    """
+    completion_ids = inputs["completion_ids"]
+    input_ids = torch.cat([inputs["prompt_ids"], completion_ids], dim=1)
+    attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+    length = completion_ids.size(1)
+    with torch.no_grad():
+        for asked in (model, reference):
+            if asked is not None:
+                _score(asked, input_ids, attention_mask, length, asks_entropies=False)
 
 
 # -- GRPO ------------------------------------------------------------------------------------------

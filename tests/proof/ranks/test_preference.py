@@ -12,9 +12,11 @@ import pytest
 from memest.events import CATEGORY_ORDER, REFERENCE, Category, Phase
 from memest.replay.replay import check_events
 from support.preference_ranks import real_preference_rank
-from support.ranks import as_run, of_steps, predicted_rank
+from support.ranks import as_run, freed_from_before, of_steps, predicted_rank
 from support.real_memory import differences
 
+HOST = 8192
+"""Step counters and numbers wrapped as tensors, which a CPU run cannot tell from the device's."""
 HALF = {"precision": "bf16"}
 ADAPTER = {"peft_type": "LORA", "r": 8, "target_modules": ["q_proj"]}
 CASES = {
@@ -35,6 +37,11 @@ CASES = {
     "kto lora": {"method": "kto", "adapter": ADAPTER},
     "kto": {"method": "kto"},
     "kto half": {"method": "kto", **HALF, "grad_accum": 2, "ranks": 4},
+    "grpo": {"method": "grpo", "rollouts": {"engine": "vllm", "completion_len": 32}},
+    "grpo half, with a reference": {
+        "method": "grpo", **HALF, "checkpointing": "full", "grad_accum": 2, "ranks": 4,
+        "rollouts": {"engine": "server", "completion_len": 32, "kl_beta": 0.1},
+    },
     "orpo": {"method": "orpo"},
     "reward": {"method": "reward"},
     "reward lora": {"method": "reward", **HALF, "dtype": "bfloat16", "adapter": ADAPTER},
@@ -60,9 +67,14 @@ def test_a_rank_allocates_what_a_real_one_does(name):
     case = case_of(name)
     stream = predicted_rank(case)
     check_events(stream.events, stream.sizes)
-    real, predicted = (of_steps(run) for run in (real_preference_rank(case), as_run(stream)))
-    assert len(predicted.allocations(at_least=8192)) > 150
-    assert differences(real, predicted, at_least=8192) == []
+    measured, predicted = real_preference_rank(case), as_run(stream)
+    before = freed_from_before(measured)
+    for phase in ("batch 1 0", "forward 1 1"):
+        real, ours = (next(p.alive for p in r.phases if p.name == phase)
+                      for r in (measured, predicted))  # fmt: skip
+        assert abs(real + before - ours) <= HOST, phase
+    assert len(of_steps(predicted).allocations(at_least=8192)) > 150
+    assert differences(of_steps(measured), predicted, at_least=8192) == []
 
 
 def test_a_forward_of_the_reference_gathers_all_of_it():

@@ -89,16 +89,22 @@ REFUSED = [
     ({"method": "dpo", "loop": "plain"}, "TRL's trainer"),
     ({"method": "orpo", "precompute_ref_log_probs": True}, "orpo has no reference model"),
     ({"log_probs": "logits"}, "--method dpo"),
-    ({"method": "grpo", "num_gpus": 8, "zero": 3}, "changes what the step gathers"),
+    ({"method": "grpo", "num_gpus": 8, "zero": 3}, "changes what DeepSpeed gathers ahead"),
+    ({"method": "grpo", **FSDP}, "every token gathers the weights anew"),
+    ({"method": "grpo", **FSDP, "engine": "server", "lora_r": 8}, "open in its own source"),
     ({"method": "kto", "log_probs": "float32"}, "no trainer that was read"),
     ({"method": "dpo", "task": "masked-lm"}, "a model for masked-lm"),
     ({"method": "dpo", **FSDP, "fsdp_version": 1}, "--fsdp-version 2 is priced"),
-    ({"method": "dpo", **FSDP, "precompute_ref_log_probs": True}, "whole on every GPU before"),
+    ({"method": "dpo", **FSDP, "precompute_ref_log_probs": True}, "before the training begins"),
     (
         {"method": "dpo", **FSDP, "lora_r": 8, "modules_to_save": "lm_head"},
         "head out of what an adapter copies",
     ),
-    ({"method": "dpo", **FSDP, "log_probs": "float32"}, "wraps none that is evaluated"),
+    ({"method": "dpo", **FSDP, "log_probs": "float32"}, "LLaMA-Factory not at all"),
+    (
+        {"method": "dpo", "num_gpus": 8, "zero": 3, "precompute_ref_log_probs": True},
+        "a second engine",
+    ),
 ]
 
 

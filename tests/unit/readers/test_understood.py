@@ -145,7 +145,7 @@ FILES = {
     "trl grpo under FSDP": (
         {"model_name_or_path": LLAMA, "num_generations": 8, "use_vllm": True, "num_gpus": 4,
          "fsdp": "full_shard"},
-        {"method": None, "engine": None}, "not priced under FSDP", "",
+        {"method": "grpo", "engine": "vllm", "fsdp": "full_shard"}, "", "",
     ),
     "trl dpo under FSDP": (
         {"model_name_or_path": LLAMA, "beta": 0.1, "max_length": 512, "output_dir": "a-dpo",
