@@ -431,10 +431,14 @@ def attempt(
         st.error(
             "This server has no memory left for it. Come back later, or take the command line."
         )
+    except UnknownModelError as error:
+        st.error(plain(error.why), icon=":material/error:")
+        st.caption(
+            "The field Model lists the catalogue and takes any id of the Hugging Face hub; a "
+            "config.json of your own is uploaded under All options."
+        )
     except MemestError as error:
         st.error(plain(error), icon=":material/error:")
-        if isinstance(error, UnknownModelError):
-            st.caption("A config.json of your own is uploaded under All options.")
     except OSError as error:
         st.error(f"The operating system refuses: {plain(error.strerror or error)}.")
     except Exception as error:  # noqa: BLE001 - the page never shows a traceback

@@ -356,3 +356,19 @@ def test_lines_that_are_no_records_do_not_pile_up(tmp_path: Path) -> None:
     path.write_text("x\n" * 5000)
     with pytest.raises(ConfigError, match="more than 1,000 lines that are no records"):
         records.measurements(path)
+
+
+def test_records_of_the_package_that_are_offered_hold_measurements() -> None:
+    offered = records.sources()
+    assert any(name.startswith("nvidia-") for name in offered)
+    assert "convolutions-h100-cudnn-9.19.jsonl.gz" not in offered
+    for path in offered.values():
+        runs, _ = records.measurements(path)
+        assert runs, path
+
+
+def test_no_folder_of_the_server_is_told_of_a_file_without_measurements(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.jsonl"
+    path.write_text('{"gpu": "T4"}\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"^kernels\.jsonl holds no measurement"):
+        records.measurements(path)

@@ -294,6 +294,22 @@ def test_every_kind_of_further_option_works(
     assert flag in command(app)
 
 
+def test_the_range_of_a_tight_run_is_told_once(open_page: Open) -> None:
+    app = open_page(model=MODEL, gpu="rtx-3060", batch="9")
+    assert verdict(app) == "Tight"
+    setup = memest.Setup(batch=9)
+    high = memest.estimate(MODEL, setup, gpu="rtx-3060").interval.high_bytes
+    assert hero(app).count(format_size(high)) == 1
+
+
+def test_an_unknown_model_is_told_in_words_for_a_browser(open_page: Open) -> None:
+    app = open_page(model="bert-larje-uncased", gpu="t4")
+    (error,) = app.error
+    assert "neither a file nor in memest's catalogue" in error.value
+    assert "bert-large-uncased" in error.value
+    assert "memest models" not in error.value
+
+
 def test_the_verdict_comes_before_the_inputs_where_these_stand(
     open_page: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
