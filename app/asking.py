@@ -284,6 +284,8 @@ def _chip_words(name: str, value: Any) -> str:
     if name == "gpu":
         return f"also on {', '.join(map(gpu_label, value))}"
     label = label_of(find_option(name))
+    if name == "calibration":
+        value = PurePath(value).name
     return plain(label if value is True else f"{label} {value_words(value)}")
 
 

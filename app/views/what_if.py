@@ -219,7 +219,7 @@ def _parts_table(answer: Estimate) -> None:
         column_config={
             "part": st.column_config.TextColumn("part", width=160),
             "share": st.column_config.ProgressColumn(
-                "share", format="percent", min_value=0, max_value=1
+                "share", format="percent", min_value=0, max_value=1, width=115
             ),
             "bytes": st.column_config.NumberColumn("bytes", format="localized"),
         },

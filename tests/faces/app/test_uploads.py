@@ -213,6 +213,8 @@ def test_a_profile_is_shown_part_by_part(open_page: Open) -> None:
     assert "zbroken.json" in texts(app)
     assert len(app.error) == 1
     assert "Traceback" not in texts(app)
+    pages = (app, open_page("calibration", do="Profiles"), open_page(tab="Calibration"))
+    assert not any(str(folder) in texts(page) for page in pages), "a page tells no path"
 
 
 def test_an_export_is_read_and_said_what_is_wrong_with_it(open_page: Open) -> None:
