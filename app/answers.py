@@ -17,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import streamlit as st
@@ -28,6 +27,7 @@ from memest.app.question import ExplorerQuestion
 from memest.app.theme import MAX_MEMORY, MAX_SECONDS
 from memest.app.uploads import calibration_files, check_question, kept_config
 from memest.app.words import plain
+from memest.calibration.running.meters import resident_bytes
 from memest.catalog.gpus import COMMON_GPUS
 from memest.errors import MemestError, NotKnownError, UnknownModelError
 from memest.report.findings import Advice, Comparison
@@ -293,13 +293,19 @@ def say(text: str, share: float | None = None) -> None:
 # -- waiting --------------------------------------------------------------------------------------
 
 
-def wait_for(work: Callable[[], Answer], doing: str, stop: str = "") -> Answer:
+def wait_for(
+    work: Callable[[], Answer],
+    doing: str,
+    stop: str = "",
+    before_waiting: Callable[[], None] | None = None,
+) -> Answer:
     """Do something in a thread; shows what it does if it takes long.
 
     Args:
         work: what to do; must not touch the page.
         doing: how to call it, for example "Tracing gpt2".
         stop: where the session notes that it was stopped by hand, which is offered then.
+        before_waiting: draws what is to stand on the page if it takes long.
 
     Raises:
         MemestError: whatever went wrong, as the library says it.
@@ -329,6 +335,8 @@ def wait_for(work: Callable[[], Answer], doing: str, stop: str = "") -> Answer:
     thread.start()
     thread.join(QUIET_SECONDS)
     if thread.is_alive():
+        if before_waiting is not None:
+            before_waiting()
         ending = partial(_stop, stopped, stop) if stop else None
         _show_progress(place, thread, lines, doing, ending, loads_torch=loads_torch)
     if errors:
@@ -343,21 +351,13 @@ def _check_memory() -> None:
         NoMemoryLeftError: it still does then.
     """
     limit = int(os.environ.get(MAX_MEMORY) or 0)
-    if not limit or _resident_bytes() <= limit:
+    if not limit or (resident_bytes() or 0) <= limit:
         return
     _cached_answer.clear()
     _profile.clear()
     gc.collect()
-    if _resident_bytes() > limit:
+    if (resident_bytes() or 0) > limit:
         raise NoMemoryLeftError
-
-
-def _resident_bytes() -> int:
-    """Memory of this process; 0 where the system does not tell."""
-    with contextlib.suppress(OSError, ValueError):
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-    return 0
 
 
 def _stop(stopped: threading.Event, note: str) -> None:
@@ -405,10 +405,15 @@ def duration(seconds: float) -> str:
     return f"{minutes}:{rest:02d} min" if minutes else f"{rest} s"
 
 
-def attempt(work: Callable[[], Answer], doing: str, stop: str = "") -> Answer | None:
+def attempt(
+    work: Callable[[], Answer],
+    doing: str,
+    stop: str = "",
+    before_waiting: Callable[[], None] | None = None,
+) -> Answer | None:
     """:func:`wait_for`, with an error as its sentence on the page and None in its place."""
     try:
-        return wait_for(work, doing, stop)
+        return wait_for(work, doing, stop, before_waiting)
     except StoppedError:
         st.session_state[stop] = True
     except NotKnownError:
@@ -426,10 +431,14 @@ def attempt(work: Callable[[], Answer], doing: str, stop: str = "") -> Answer | 
         st.error(
             "This server has no memory left for it. Come back later, or take the command line."
         )
+    except UnknownModelError as error:
+        st.error(plain(error.why), icon=":material/error:")
+        st.caption(
+            "The field Model lists the catalogue and takes any id of the Hugging Face hub; a "
+            "config.json of your own is uploaded under All options."
+        )
     except MemestError as error:
         st.error(plain(error), icon=":material/error:")
-        if isinstance(error, UnknownModelError):
-            st.caption("A config.json of your own is uploaded under All options.")
     except OSError as error:
         st.error(f"The operating system refuses: {plain(error.strerror or error)}.")
     except Exception as error:  # noqa: BLE001 - the page never shows a traceback

@@ -23,7 +23,7 @@ from memest.config.options import find_option
 from memest.errors import MemestError
 from memest.units import MIB, format_size
 
-__all__ = ["AXES", "ask", "note_axis"]
+__all__ = ["AXES", "Inputs", "note_axis", "take_upload"]
 
 AXES = ("seq_len", "image_size", "audio_seconds")
 """What may be the length of a model's samples."""
@@ -45,28 +45,37 @@ _HIDDEN = (
 _AXIS = "axis of"
 
 
-def ask(*, with_presets: bool) -> ExplorerQuestion:
-    """Draw the inputs; returns the question that they ask.
+class Inputs:
+    """The question's inputs: they have their place where this is made, and are drawn once.
 
     Args:
         with_presets: whether this is the page that a first visit sees.
     """
-    _take_upload()
-    question = asked()
-    with st.container(key="question"):
-        if with_presets:
-            st.html('<h1 class="mm-title">Will it fit?</h1>', width="content")
-        _five(question)
-        if with_presets:  # seen above, and reached by Tab after what most come for
-            _trust(question)
-            _presets(question)
-    with st.container(key="tuning"):
-        _tuning()
-        _chips(question)
-    refused = st.session_state.pop("refused", "")
-    if refused:
-        st.warning(plain(refused))
-    return question
+
+    def __init__(self, *, with_presets: bool) -> None:
+        self._with_presets = with_presets
+        self._places = st.container(key="question"), st.container(key="tuning")
+        self._drawn = False
+
+    def draw(self) -> None:
+        """Draw them, unless they are."""
+        if self._drawn:
+            return
+        self._drawn = True
+        question, (first, second) = asked(), self._places
+        with first:
+            if self._with_presets:
+                st.html('<h1 class="mm-title">Will it fit?</h1>', width="content")
+            _five(question)
+            if self._with_presets:  # seen above, and reached by Tab after what most come for
+                _trust(question)
+                _presets(question)
+        with second:
+            _tuning()
+            _chips(question)
+            refused = st.session_state.pop("refused", "")
+            if refused:
+                st.warning(plain(refused))
 
 
 def _trust(question: ExplorerQuestion) -> None:
@@ -232,7 +241,7 @@ def _option_words(name: str) -> str:
     return f"{option.panel.value} · {label_of(option)} ({option.flags[0]})"
 
 
-def _take_upload() -> None:
+def take_upload() -> None:
     """Ask about an uploaded configuration, once."""
     upload = st.session_state.get("config_file")
     if upload is None or upload.file_id == st.session_state.get("taken_upload"):
@@ -275,6 +284,8 @@ def _chip_words(name: str, value: Any) -> str:
     if name == "gpu":
         return f"also on {', '.join(map(gpu_label, value))}"
     label = label_of(find_option(name))
+    if name == "calibration":
+        value = PurePath(value).name
     return plain(label if value is True else f"{label} {value_words(value)}")
 
 

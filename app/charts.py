@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
+import streamlit as st
 from altair.utils import schemapi
 
 from memest.report.layers import PhaseRow
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 _GREY = "#8a94a0"
+_INK = "#4d5663"
 _ABOVE = alt.Axis(
     labelAlign="left",
     labelBaseline="bottom",
@@ -50,7 +52,15 @@ class Chart:
 
 def to_chart(chart: alt.TopLevelMixin, words: str) -> Chart:
     """A chart to show; not checked against Vega-Lite's schema, which the tests do."""
-    return Chart(chart.to_dict(validate=False), words)
+    return Chart(chart.to_dict(validate=False) | {"config": _config()}, words)
+
+
+def _config() -> dict[str, Any]:
+    """Inks of axes and legends: Streamlit's own grey is not AA on white."""
+    if st.context.theme.type == "dark":
+        return {}
+    inks = {"labelColor": _INK, "titleColor": _INK}
+    return {"axis": inks, "legend": inks}
 
 
 def disable_validation() -> None:

@@ -30,6 +30,7 @@ STYLE = """
 .mm-seg, .mm-free {display:flex; flex-direction:column; min-width:0;
   justify-content:center; overflow:hidden; white-space:nowrap; font-size:.8rem; line-height:1.25;
   padding:0 .4rem; box-sizing:border-box}
+.mm-seg div:first-child {white-space:normal}
 .mm-seg {flex:none; box-shadow:inset -1px 0 0 rgba(255,255,255,.55); padding:0}
 .mm-seg div {padding:0 .4rem; overflow:hidden; text-overflow:ellipsis}
 .mm-seg div+div, .mm-free div+div {font-weight:600}
@@ -46,7 +47,8 @@ STYLE = """
 .mm-wide {display:none}
 .mm-parts i {display:inline-block; width:.7em; height:.7em; margin-right:.35em; border-radius:2px}
 .mm-why {margin:.4rem 0 0 !important; font-size:.95rem}
-.mm-peaks {display:grid; grid-template-columns:1fr; gap:.42rem; margin:0 !important; padding:0}
+.mm-peaks {display:grid; grid-template-columns:1fr; gap:.42rem; margin:0 !important;
+  padding:0 !important}
 .mm-peaks dt {font-size:.8rem; opacity:.85; margin:0}
 .mm-peaks dd {margin:0; font-size:1.05rem; font-weight:600; line-height:1.2}
 .mm-peaks small {font-weight:400; font-size:.8rem; opacity:.85}
@@ -66,8 +68,10 @@ STYLE = """
 .mm-cards table {width:100%; font-size:.85rem; border-collapse:collapse; margin:.6rem 0 0}
 .mm-cards td {padding:.1rem 0; border:0} .mm-cards td+td {text-align:right; font-weight:600}
 .mm-cards ul {margin:.6rem 0 0; padding-left:1.1rem; font-size:.85rem}
-@media (max-width: 640px) {.mm-wide {display:inline} .mm-bar {height:2.4rem}
-  .mm-bar div div {display:none}
+.mm-hero {container:hero / inline-size}
+@container hero (max-width: 52rem) {.mm-wide {display:inline} .mm-bar {height:2.4rem}
+  .mm-bar div div {display:none}}
+@media (max-width: 640px) {
   .mm-peaks {grid-template-columns:repeat(3, 1fr)} .mm-peaks dt span {display:none}}
 """
 """Style sheet of what is made here."""
@@ -96,7 +100,7 @@ def hero(answer: Estimate, pinned: Estimate | None = None) -> tuple[str, str]:
     bar = memory_bar(answer)
     reason = f'<p class="mm-why">{escape(why_sentence(answer))}</p>'
     main = (_verdict(answer), _bar(bar), _scale(bar, answer), _parts(bar), reason)
-    return "".join(main), _peaks(answer, pinned)
+    return f'<div class="mm-hero">{"".join(main)}</div>', _peaks(answer, pinned)
 
 
 def small_bar(answer: Estimate, least_bytes: int) -> str:
@@ -122,13 +126,15 @@ def _verdict(answer: Estimate) -> str:
         place = "this is what it needs"
     else:
         place = f"on {short_gpu(gpu.name)}"
-        if gpu.reason:
+        if answer.verdict is Verdict.TIGHT:  # the reason names an end of the range, as the bar does
+            place += ": it may take more than there is"
+        elif gpu.reason:
             place += f": {gpu.reason}"
     return f'<div class="mm-verdict">{verdict_words(answer)}<span>{escape(place)}</span></div>'
 
 
-_NARROW = 0.07
-"""Segments below this share of the bar have their names below it."""
+_NARROW = 0.1
+"""Segments below this share of the bar have their names below it, as all of a narrow bar's do."""
 
 
 def _segment(bar: MemoryBar, segment: BarSegment) -> str:
@@ -181,7 +187,7 @@ def _scale(bar: MemoryBar, answer: Estimate) -> str:
 
 
 def _parts(bar: MemoryBar, *, with_free: bool = True) -> str:
-    """Names and sizes of what is too narrow for them: some segments; on a phone all of them."""
+    """Names and sizes of what is too narrow for them: some segments, or all of a narrow bar."""
     rows = [
         (segment.colour, segment.name, segment.bytes, bar.share(segment.bytes) >= _NARROW)
         for segment in bar.segments

@@ -10,7 +10,7 @@ import pandas  # noqa: ICN001, F401
 import pyarrow  # noqa: ICN001, F401
 import streamlit as st
 
-from memest.app.asking import ask
+from memest.app.asking import Inputs, take_upload
 from memest.app.charts import disable_validation
 from memest.app.hero import STYLE
 from memest.app.link import (
@@ -23,7 +23,6 @@ from memest.app.link import (
     write_link,
 )
 from memest.app.menu import menu
-from memest.app.question import ExplorerQuestion
 from memest.app.theme import ICON, PAGE_STYLE
 from memest.app.views import (
     accuracy,
@@ -37,7 +36,8 @@ from memest.app.views import (
 
 __all__ = ["PAGES", "run"]
 
-View = Callable[[ExplorerQuestion], None]
+View = Callable[..., None]
+"""Draws a page about a question; the first one draws the inputs, too."""
 
 PAGES: dict[str, tuple[str, str, View]] = {
     FIRST_PAGE: ("Will it fit?", "memory", what_if.show),
@@ -51,6 +51,7 @@ PAGES: dict[str, tuple[str, str, View]] = {
 """Title, Material icon and content of each page, by its path in the URL."""
 _ASKS_NOTHING = ("accuracy",)
 """Pages that are about no question."""
+_DRAWN = "page drawn"
 
 
 def run(default: str = FIRST_PAGE) -> None:
@@ -63,12 +64,21 @@ def run(default: str = FIRST_PAGE) -> None:
     st.set_page_config(page_title="memest: will it fit?", page_icon=ICON, layout="wide")
     st.html(f"<style>{PAGE_STYLE}{STYLE}</style>")
 
-    def page(view: View) -> Callable[[], None]:
-        return lambda: view(asked())
+    def page(path: str, view: View) -> Callable[[], None]:
+        if path != FIRST_PAGE:
+            return lambda: view(asked())
+
+        def verdict_first() -> None:
+            # not where the inputs do not stand yet: the verdict would move
+            if st.session_state.get(_DRAWN) != path:
+                inputs.draw()
+            view(asked(), inputs.draw)
+
+        return verdict_first
 
     pages = {
         path: st.Page(
-            page(view),
+            page(path, view),
             title=title,
             icon=f":material/{icon}:",
             url_path=path,
@@ -84,10 +94,15 @@ def run(default: str = FIRST_PAGE) -> None:
         st.switch_page(pages[to_open], query_params=params)
     open_link(path)
     if path not in _ASKS_NOTHING:
-        ask(with_presets=path == FIRST_PAGE)
+        take_upload()
+        inputs = Inputs(with_presets=path == FIRST_PAGE)
+        # the first page does so itself: not now and then here, a widget's identity hangs on where
+        if path != FIRST_PAGE:
+            inputs.draw()
     # after the question, that Tab comes to that first; seen on top
     with st.container(key="menu"):
         menu({path: words[:2] for path, words in PAGES.items()}, path, default, go)
     draw_problems()
     write_link()
     current_page.run()
+    st.session_state[_DRAWN] = path

@@ -37,6 +37,8 @@ _INK = "#111111"
 _HALF = 2**0.5
 _ROW, _BESIDE = 40, 110
 """Pixels of a row, and of legend and axis together."""
+_WORDS_BESIDE = 2 ** (9 / _ROW)
+"""From a line to its words, as a factor of the batch: 9 pixels."""
 
 
 def map_chart(
@@ -117,12 +119,15 @@ def _cell(point: SweepPoint, axis: str, metric: str) -> dict[str, Any]:
 def _frontier(
     frontier: Mapping[float, int], lengths: list[str], batches: list[int], x: Any, scale: Any
 ) -> list[Any]:
-    """A line at the largest batch of each length, where it is on the map."""
-    rows = [
-        {"length": f"{length:g}", "edge": largest + 0.5, "words": f"max {largest}"}
-        for length, largest in frontier.items()
-        if f"{length:g}" in lengths and batches[0] / _HALF < largest + 0.5 < batches[-1] * _HALF
-    ]
+    """A line at the largest batch of each length, where it is on the map; its words are, too."""
+    bottom, top = batches[0] / _HALF, batches[-1] * _HALF
+    rows = []
+    for length, largest in frontier.items():
+        edge = largest + 0.5
+        if f"{length:g}" in lengths and bottom < edge < top:
+            at = edge / _WORDS_BESIDE if edge > bottom * _WORDS_BESIDE**2 else edge * _WORDS_BESIDE
+            words = f"max {largest}"
+            rows.append({"length": f"{length:g}", "edge": edge, "at": at, "words": words})
     if not rows:
         return []
     at_end = alt.X("length:O", sort=lengths, bandPosition=1)
@@ -132,7 +137,7 @@ def _frontier(
     return [
         base.mark_tick(thickness=4, color=_INK, bandSize=60),
         # at the right end of a cell: its number stands in the middle
-        base.mark_text(
-            dy=-8, dx=-4, align="right", color=_INK, fontSize=11, fontWeight="bold"
-        ).encode(x=at_end, text=alt.Text("words:N")),
+        base.mark_text(dx=-4, align="right", color=_INK, fontSize=11, fontWeight="bold").encode(
+            x=at_end, y=alt.Y("at:Q", scale=scale), text=alt.Text("words:N")
+        ),
     ]

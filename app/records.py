@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import functools
+import gzip
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -43,15 +45,21 @@ MOST_TEXT = 512 * MIB
 
 def sources() -> dict[str, Path]:
     """Where measurements are: exports that come with the package, and the user's own store."""
-    folder = data_folder() / "measurements"
-    outcomes = {
-        path.name: path
-        for path in (sorted(folder.iterdir()) if folder.is_dir() else [])
-        if path.name.endswith((".jsonl", ".jsonl.gz"))
-    }
+    outcomes = {path.name: path for path in _exports(data_folder() / "measurements")}
     if default_store().is_file():
         outcomes[STORE] = default_store()
     return outcomes
+
+
+@functools.cache
+def _exports(folder: Path) -> tuple[Path, ...]:
+    """The exports among the records of a folder: some are of other things than training steps."""
+    found = []
+    for path in sorted(folder.glob("*.jsonl.gz")):
+        with gzip.open(path) as file:
+            if "measurement" in json.loads(file.readline()):
+                found.append(path)
+    return tuple(found)
 
 
 Read = tuple[list[Measurement], list[str]]
@@ -72,20 +80,21 @@ def read_upload(name: str, content: bytes) -> Read:
         ConfigError: it is too large, or holds none.
     """
     with temporary(name, content, MAX_EXPORT_BYTES) as path:
-        try:
-            return _read(path)
-        except ConfigError as error:
-            raise ConfigError(str(error).replace(str(path), name)) from None
+        return _read(path, name)
 
 
 @st.cache_resource(show_spinner=False, max_entries=4)
 def _measurements(path: Path, mtime_ns: int, size: int) -> Read:  # noqa: ARG001 - of the key
-    return _read(path)
+    return _read(path, path.name)
 
 
-def _read(path: Path) -> Read:
+def _read(path: Path, name: str) -> Read:
+    """What a file holds; errors call it by its name, for a page tells no path of its server."""
     if path.suffix in (".jsonl", ".gz"):
-        return read_measurements(path, most=MOST_TEXT)
+        try:
+            return read_measurements(path, most=MOST_TEXT)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace(str(path), name)) from None
     with MeasurementStore(path, create=False) as store:
         return store.measurements(), []
 

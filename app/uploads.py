@@ -28,6 +28,7 @@ __all__ = [
     "MAX_CONFIG_BYTES",
     "MAX_EXPORT_BYTES",
     "calibration_files",
+    "calibration_name",
     "check_question",
     "config_from_link",
     "config_to_link",
@@ -208,6 +209,11 @@ def calibration_files() -> list[Path]:
         if folder.is_dir()
         for path in sorted(folder.glob("*.json"))
     ]
+
+
+def calibration_name(path: Path) -> str:
+    """What a calibration is called on a page, which tells no path of its server."""
+    return f"{path.name} of the package" if path.parent == calibration_folders()[1] else path.name
 
 
 def _check_model(model: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import typing
+from pathlib import Path
 from typing import Any
 
 import streamlit as st
@@ -12,7 +13,7 @@ import streamlit as st
 from memest.app.labels import choice_words, label_of
 from memest.app.link import asked, change
 from memest.app.question import default_of
-from memest.app.uploads import calibration_files
+from memest.app.uploads import calibration_files, calibration_name
 from memest.catalog.gpus import COMMON_GPUS, find_gpu, plain_name
 from memest.catalog.spec import list_gpus
 from memest.config.option import Kind
@@ -118,9 +119,13 @@ def _choice(
         options=(*choices, *own),
         index=None,
         accept_new_options=open_list,
-        format_func=choice_words,
+        format_func=_calibration_words if name == "calibration" else choice_words,
         **common,
     )
+
+
+def _calibration_words(value: str) -> str:
+    return value if value == NO_CALIBRATION else calibration_name(Path(value))
 
 
 def _take(name: str, key: str) -> None:

@@ -67,9 +67,17 @@ class UnfitGpuError(ConfigError):
 
 
 class UnknownModelError(MemestError, LookupError):
-    """A model reference that leads nowhere."""
+    """A model reference that leads nowhere.
+
+    Attributes:
+        why: without what to do about it, which is another thing in a browser.
+    """
 
     exit_code = 5
+
+    def __init__(self, message: str, why: str = "") -> None:
+        super().__init__(message)
+        self.why = why or message
 
 
 class UnknownGpuError(MemestError, LookupError):

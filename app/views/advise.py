@@ -7,6 +7,7 @@ from functools import partial
 import streamlit as st
 
 from memest.app import answers
+from memest.app.hero import short_gpu
 from memest.app.link import linked
 from memest.app.question import ExplorerQuestion
 from memest.app.theme import VERDICT_COLOURS, VERDICT_ICONS
@@ -46,13 +47,14 @@ def show(question: ExplorerQuestion) -> None:
     if answer is None:
         return
     if len(question.gpus) > 1:
-        st.caption(f"Plans are for one GPU, the first that is named: {answer.gpu}.")
+        st.caption(f"Plans are for one GPU, the first that is named: {short_gpu(answer.gpu)}.")
     st.badge(
         answer.verdict.value.capitalize(),
         icon=VERDICT_ICONS[answer.verdict.value],
         color=VERDICT_COLOURS[answer.verdict.value],  # type: ignore[arg-type]
     )
-    st.markdown(f"**{plain(advice_sentence(answer))}**")
+    sentence = advice_sentence(answer).replace(answer.gpu, short_gpu(answer.gpu))
+    st.markdown(f"**{plain(sentence)}**")
     if answer.plans:
         _table(answer)
     for number, plan in enumerate(answer.plans, start=1):

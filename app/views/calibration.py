@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from memest.app.records import (
     read_upload,
     sources,
 )
-from memest.app.uploads import MAX_EXPORT_BYTES, calibration_files
+from memest.app.uploads import MAX_EXPORT_BYTES, calibration_files, calibration_name
 from memest.app.views.measure import measure
 from memest.app.views.what_if_parts import calibration_tab
 from memest.app.widgets import download, gpu_label
@@ -155,11 +154,7 @@ def _existing() -> None:
             "estimates find it by themselves."
         )
         return
-    name_counts = Counter(path.name for path in files)
-    paths = {
-        path.name if name_counts[path.name] == 1 else f"{path.name} in {path.parent}": path
-        for path in files
-    }
+    paths = {calibration_name(path): path for path in files}
     name = st.selectbox(
         "Profile", list(paths), **linked("calibration_profile", next(iter(paths)), paths)
     )
@@ -167,9 +162,8 @@ def _existing() -> None:
     try:
         calibration = read_calibration(profile_path)
     except MemestError as error:
-        st.error(plain(error))
+        st.error(plain(str(error).replace(str(profile_path), profile_path.name)))
         return
-    st.caption(plain(profile_path))
     draw_calibration(calibration)
 
 

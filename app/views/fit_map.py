@@ -10,6 +10,7 @@ import streamlit as st
 
 from memest.app import answers
 from memest.app.asking import AXES
+from memest.app.hero import short_gpu
 from memest.app.link import (
     FIRST_PAGE,
     asked,
@@ -235,7 +236,7 @@ def _frontier(
             frontiers.setdefault(gpu, {})[value] = largest.largest
             rows.append(
                 {
-                    "GPU": largest.gpu,
+                    "GPU": short_gpu(largest.gpu),
                     unit: value,
                     "largest batch": largest.largest,
                     "safe": largest.safe,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from html import escape
 
@@ -42,17 +42,29 @@ _CARD_MARKS = {
 }
 
 
-def show(question: ExplorerQuestion) -> None:
-    """The page."""
-    pinned_answer = _pinned()
-    answer = answers.attempt(partial(answers.estimate, question), f"Working out {question.model}")
+def show(question: ExplorerQuestion, draw_inputs: Callable[[], None]) -> None:
+    """The page.
+
+    Args:
+        question: that is asked.
+        draw_inputs: draws the question's inputs. They take a browser longer than the verdict, which
+            therefore comes first, unless it is waited for.
+    """
+    pinned_answer = _pinned(draw_inputs)
+    answer = answers.attempt(
+        partial(answers.estimate, question),
+        f"Working out {question.model}",
+        before_waiting=draw_inputs,
+    )
     if answer is None:
+        draw_inputs()
         st.caption("The command line of this question:")
         st.code(question.command_line(), language=None, wrap_lines=True)
         return
     axis = next((axis for axis in AXES if getattr(answer.setup, axis) is not None), AXES[0])
     note_axis(question, axis)
     _hero(question, answer, pinned_answer)
+    draw_inputs()
     cards, changes = st.empty(), st.container(key="changes")
     with st.container(key="behind"):
         _pin_row(question)
@@ -124,7 +136,7 @@ def _strip(fits: Sequence[GpuFit]) -> str:
 # -- the pinned scenario --------------------------------------------------------------------------
 
 
-def _pinned() -> Estimate | None:
+def _pinned(draw_inputs: Callable[[], None]) -> Estimate | None:
     """The answer to the pinned scenario."""
     text = page_value("pin", "")
     if not text.strip():
@@ -135,7 +147,9 @@ def _pinned() -> Estimate | None:
         st.error(f"The pinned scenario: {plain(error)}")
         return None
     return answers.attempt(
-        partial(answers.estimate, pinned_question), f"Working out {pinned_question.model}"
+        partial(answers.estimate, pinned_question),
+        f"Working out {pinned_question.model}",
+        before_waiting=draw_inputs,
     )
 
 
@@ -205,7 +219,7 @@ def _parts_table(answer: Estimate) -> None:
         column_config={
             "part": st.column_config.TextColumn("part", width=160),
             "share": st.column_config.ProgressColumn(
-                "share", format="percent", min_value=0, max_value=1
+                "share", format="percent", min_value=0, max_value=1, width=115
             ),
             "bytes": st.column_config.NumberColumn("bytes", format="localized"),
         },

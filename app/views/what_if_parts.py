@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import streamlit as st
 
 from memest.app import answers
 from memest.app.charts import timeline_chart
+from memest.app.hero import short_gpu
 from memest.app.icicle import PART, icicle_chart, node_at
 from memest.app.link import asked, change, link_of, linked, page_value, set_page_value
 from memest.app.question import ExplorerQuestion
+from memest.app.uploads import calibration_name
 from memest.app.widgets import download
 from memest.app.words import plain
 from memest.errors import MemestError
@@ -197,7 +200,8 @@ def calibration_tab(answer: Estimate) -> None:
         )
         st.caption(f"Range of the device peak: {answer.interval.basis}.")
         return
-    st.caption(f"{facts.path}, measured for {', '.join(facts.gpus)}. {answer.interval.basis}.")
+    name, gpus = calibration_name(Path(facts.path)), ", ".join(map(short_gpu, facts.gpus))
+    st.caption(plain(f"{name}, measured for {gpus}. {answer.interval.basis}."))
     corrected_bytes = {row.category.value: row.bytes for row in answer.breakdown}
     rows = [
         (name, raw, facts.factors.get(name), corrected_bytes.get(name, 0))

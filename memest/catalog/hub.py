@@ -21,23 +21,29 @@ CONFIG_NAME = "config.json"
 TIMEOUT_SECONDS = 5.0
 
 
-def _suggestion(ref: str) -> str:
+_OTHER_WAYS = (
+    "`memest models` lists the catalogue; the path of a config.json works too, and models of "
+    "torchvision, timm or diffusers are named as package.module:factory (`memest help "
+    "naming-models`)."
+)
+
+
+def _nearest(ref: str) -> str:
     ids = closest_models(ref)
-    nearest = f"Nearest in memest's own catalogue: {', '.join(ids)}. " if ids else ""
-    return (
-        f"{nearest}`memest models` lists the catalogue; the path of a config.json works too, and "
-        "models of torchvision, timm or diffusers are named as package.module:factory (`memest "
-        "help naming-models`)."
-    )
+    return f"Nearest in memest's own catalogue: {', '.join(ids)}. " if ids else ""
+
+
+def _suggestion(ref: str) -> str:
+    return f"{_nearest(ref)}{_OTHER_WAYS}"
 
 
 def _unknown(ref: str, why: str) -> UnknownModelError:
     reasons = {id_.lower(): f" ({reason})" for id_, reason in left_out().items()}
     reason = reasons.get(ref.lower(), "")
-    return UnknownModelError(
-        f"{ref!r} is neither a file nor in memest's catalogue{reason}, and {why}. "
-        f"{_suggestion(ref)}"
+    said = (
+        f"{ref!r} is neither a file nor in memest's catalogue{reason}, and {why}. {_nearest(ref)}"
     )
+    return UnknownModelError(f"{said}{_OTHER_WAYS}", said.rstrip())
 
 
 def _cached_path(hub: Any, ref: str) -> Path | None:

@@ -369,6 +369,8 @@ def test_the_verdict_before_stays_while_a_model_is_traced(explorer: str, browser
     )
     assert "the question before" in words
     assert device_peak(page) == before
+    assert box.input_value() == model
+    assert page.locator("[data-stale=true] .st-key-model").count() == 0, "the question is not stale"
     page.wait_for_function(
         "before => [...document.querySelectorAll('.mm-peaks dd')].at(-1)?.innerText !== before",
         arg=before,

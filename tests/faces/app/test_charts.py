@@ -98,6 +98,19 @@ def test_a_map_has_a_cell_for_each_point_in_the_colour_of_its_verdict() -> None:
     assert edges == {"128": 40.5, "512": 9.5}
 
 
+def test_the_words_of_the_largest_batch_stand_on_the_map() -> None:
+    swept = memest.sweep("bert-large-uncased", {"batch": "8:64:x2", "seq_len": "128"}, gpu="t4")
+    for largest in (8, 30, 88):  # at the bottom, within, at the top
+        words = map_chart(swept.points, "seq_len", "device", {128: largest}).spec["layer"][-1]
+        (row,) = words["data"]["values"]
+        assert 8 / 2**0.5 < row["at"] < 64 * 2**0.5
+        assert row["edge"] == largest + 0.5
+
+
+def test_labels_are_legible_on_white(answer: Estimate) -> None:
+    assert charts.breakdown_chart([("base", answer)]).spec["config"]["axis"]["labelColor"]
+
+
 def test_an_icicle_is_as_wide_below_as_above(answer: Estimate) -> None:
     root = tree(answer.layers)
     rows = checked(icicle_chart(root, ""))["data"]["values"]

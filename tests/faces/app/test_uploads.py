@@ -213,6 +213,8 @@ def test_a_profile_is_shown_part_by_part(open_page: Open) -> None:
     assert "zbroken.json" in texts(app)
     assert len(app.error) == 1
     assert "Traceback" not in texts(app)
+    pages = (app, open_page("calibration", do="Profiles"), open_page(tab="Calibration"))
+    assert not any(str(folder) in texts(page) for page in pages), "a page tells no path"
 
 
 def test_an_export_is_read_and_said_what_is_wrong_with_it(open_page: Open) -> None:
@@ -355,4 +357,20 @@ def test_lines_that_are_no_records_do_not_pile_up(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_text("x\n" * 5000)
     with pytest.raises(ConfigError, match="more than 1,000 lines that are no records"):
+        records.measurements(path)
+
+
+def test_records_of_the_package_that_are_offered_hold_measurements() -> None:
+    offered = records.sources()
+    assert any(name.startswith("nvidia-") for name in offered)
+    assert "convolutions-h100-cudnn-9.19.jsonl.gz" not in offered
+    for path in offered.values():
+        runs, _ = records.measurements(path)
+        assert runs, path
+
+
+def test_no_folder_of_the_server_is_told_of_a_file_without_measurements(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.jsonl"
+    path.write_text('{"gpu": "T4"}\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"^kernels\.jsonl holds no measurement"):
         records.measurements(path)

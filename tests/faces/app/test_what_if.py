@@ -1,10 +1,15 @@
 import json
+import time
+from collections.abc import Callable
 
 import pytest
 
 import memest
+from memest.app import answers, asking
 from memest.app.presets import DEFAULT_QUESTION, PRESETS
 from memest.app.question import ExplorerQuestion
+from memest.app.views import what_if
+from memest.errors import MemestError
 from memest.units import format_delta, format_size
 from support.app_page import Open, command, hero, set_option, texts, verdict
 
@@ -287,6 +292,67 @@ def test_every_kind_of_further_option_works(
     assert not app.exception
     assert not app.error
     assert flag in command(app)
+
+
+def test_the_range_of_a_tight_run_is_told_once(open_page: Open) -> None:
+    app = open_page(model=MODEL, gpu="rtx-3060", batch="9")
+    assert verdict(app) == "Tight"
+    setup = memest.Setup(batch=9)
+    high = memest.estimate(MODEL, setup, gpu="rtx-3060").interval.high_bytes
+    assert hero(app).count(format_size(high)) == 1
+
+
+def test_an_unknown_model_is_told_in_words_for_a_browser(open_page: Open) -> None:
+    app = open_page(model="bert-larje-uncased", gpu="t4")
+    (error,) = app.error
+    assert "neither a file nor in memest's catalogue" in error.value
+    assert "bert-large-uncased" in error.value
+    assert "memest models" not in error.value
+
+
+def test_the_verdict_comes_before_the_inputs_where_these_stand(
+    open_page: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+
+    def noting(what: str, draw: Callable[..., object]) -> Callable[..., object]:
+        return lambda *given: drawn.append(what) or draw(*given)
+
+    monkeypatch.setattr(asking, "_five", noting("inputs", asking._five))
+    monkeypatch.setattr(what_if, "hero", noting("verdict", what_if.hero))
+    app = open_page()
+    assert drawn == ["inputs", "verdict"], "the verdict moves when a page is opened"
+    drawn.clear()
+    app.number_input(key="batch").set_value(4).run()
+    assert drawn == ["verdict", "inputs"]
+
+
+def test_the_inputs_stand_while_an_answer_is_waited_for_or_refused(
+    open_page: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = open_page()
+    seen = []
+
+    def slow(*_: object, **__: object) -> None:
+        time.sleep(0.2)
+        raise MemestError("no answer")
+
+    monkeypatch.setattr(answers, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(answers, "estimate", slow)
+    monkeypatch.setattr(asking, "_five", lambda *_: seen.append("inputs"))
+    show = answers._show_progress
+    monkeypatch.setattr(
+        answers,
+        "_show_progress",
+        lambda *given, **more: (seen.append("wait"), show(*given, **more)),
+    )
+    app.number_input(key="batch").set_value(4).run()
+    assert seen == ["inputs", "wait"]
+    monkeypatch.setattr(answers, "QUIET_SECONDS", 5.0)
+    seen.clear()
+    app.run()
+    assert seen == ["inputs"]
+    assert [error.value for error in app.error] == ["no answer"]
 
 
 @pytest.mark.slow
