@@ -234,7 +234,7 @@ def _zero(common: dict[str, Any], setup: Setup, landmarks: Landmarks) -> Zero | 
     # TRL makes the reference's engine before the Trainer fills in what the file left open, and
     # beside the file: DeepSpeed takes its own defaults
     left_open = distributed.zero_auto if is_reference else ()
-    limits = {
+    limits: dict[str, Any] = {
         limit.name: limit.default
         if f"stage3_{limit.name}" in left_open
         else distributed.zero_setting(f"stage3_{limit.name}", limit.default)
