@@ -36,9 +36,13 @@ _SAYS: dict[str, str] = {
     "full": "nothing: all weights are trained unless adapters are named",
     "sft": "nothing: a supervised step is what is priced",
     "unsloth": "a script of Unsloth's as the question: memest fits train.py",
-    **{name: _PREFERENCES.format(name.upper()) for name in "grpo ppo rlhf rloo".split()},
-    **{name: f"--method {name}" for name in "dpo ipo kto orpo cpo simpo".split()},
+    **{name: _PREFERENCES.format(name.upper()) for name in ("ppo", "rlhf")},
+    **{name: f"--method {name}" for name in "dpo ipo kto orpo cpo simpo grpo rloo".split()},
     **dict.fromkeys("rm reward_model reward".split(), "--method reward"),
+    **dict.fromkeys(
+        "trainer trl_trainer training_method rl".split(),
+        "--method dpo, kto, reward, grpo ...; --loop trainer for transformers' own",
+    ),
 }
 """By the name that is no option."""
 
