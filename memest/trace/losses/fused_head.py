@@ -114,8 +114,9 @@ def fused_head(
         asks = torch.is_grad_enabled() or not balances_with_gradients_alone
         outputs, balances = backbone_outputs(parts, inputs, asks=asks)
         hidden_states, labels = outputs.last_hidden_state[:, :-1], labels[:, 1:]
+        weight, bias = parts.head.weight, getattr(parts.head, "bias", None)
         mask = labels != IGNORED
-        weight, bias = parts.head_tensors()
+        weight, bias = parts.whole(weight), parts.whole(bias)
         per_token: Any = _TiledLogProbs.apply(  # type: ignore[no-untyped-call]
             hidden_states[mask],
             weight,

@@ -40,13 +40,9 @@ class Parts:
     softcap: float | None
     scale: str
 
-    def head_tensors(self) -> tuple[Any, Any]:
-        """Weight and bias of the head, as a loss multiplies by them."""
-        return self.whole(self.head.weight), self.whole(getattr(self.head, "bias", None))
-
     @staticmethod
     def whole(tensor: Any) -> Any:
-        """What the head has; where FSDP2 has left it in shards, gathered by TRL itself."""
+        """What a head has; where FSDP2 has left it in shards, gathered by the loss itself."""
         return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import memest
@@ -39,9 +41,9 @@ KINDS = {
 MARKS = Landmarks(kinds=KINDS, blocks=("Layer",), embeddings="embed", head="head", norm="norm")
 
 
-def units_of(*names, **options):
+def units_of(*names, marks=MARKS, **options):
     options = {"classes": (), "reshards": True, "as_accelerate": True, **options}
-    plans = plan_units(MARKS, make_weights(*names), **options)
+    plans = plan_units(marks, make_weights(*names), **options)
     return [(plan.modules, plan.weights, plan.reshards) for plan in plans]
 
 
@@ -55,7 +57,8 @@ def test_units_of_accelerate():
         (("",), (), False),
     ]
     # tied: the head has no weight of its own
-    assert units_of(*names)[2:] == [
+    tied = replace(MARKS, shared_paths={"head.weight": "embed.weight"})
+    assert units_of(*names, marks=tied)[2:] == [
         (("norm", "embed", "head"), (3, 0), False),
         (("",), (), False),
     ]
