@@ -135,8 +135,7 @@ def _rank_stream(
         if isinstance(wrapper, Fsdp2):
             reference: Fsdp2 | Zero | Zero3 = _fsdp2_reference(asked, wrapper, setup)
         else:
-            asked["root"] = REFERENCE
-            reference = _zero(asked, setup, reference_landmarks(landmarks))
+            reference = _zero(asked, setup, reference_landmarks(landmarks), root=REFERENCE)
         wrapper = WithReference(to=to, trained=wrapper, reference=reference)
     out = rewrite(stream, to, wrapper)
     if out.host_bytes:
@@ -216,7 +215,10 @@ def _fsdp2_reference(common: dict[str, Any], trained: Fsdp2, setup: Setup) -> Fs
     )
 
 
-def _zero(common: dict[str, Any], setup: Setup, landmarks: Landmarks) -> Zero | Zero3:
+def _zero(
+    common: dict[str, Any], setup: Setup, landmarks: Landmarks, *, root: str = ""
+) -> Zero | Zero3:
+    """A rank of DeepSpeed's, of the model, or of stage 3 around another whose path is ``root``."""
     distributed, weights = setup.distributed, common["weights"]
     # of stage 3, unlike the others, overlap is the default
     overlaps = distributed.zero_setting("overlap_comm", distributed.zero == 3)
@@ -230,10 +232,9 @@ def _zero(common: dict[str, Any], setup: Setup, landmarks: Landmarks) -> Zero | 
     if distributed.zero != 3:
         sends_full = distributed.sp > 1
         return Zero(**common, leaves_out=False, stage=distributed.zero, sends_full=sends_full)
-    is_reference = "root" in common
     # TRL makes the reference's engine before the Trainer fills in what the file left open, and
     # beside the file: DeepSpeed takes its own defaults
-    left_open = distributed.zero_auto if is_reference else ()
+    left_open = distributed.zero_auto if root else ()
     limits: dict[str, Any] = {
         limit.name: limit.default
         if f"stage3_{limit.name}" in left_open
@@ -248,7 +249,7 @@ def _zero(common: dict[str, Any], setup: Setup, landmarks: Landmarks) -> Zero | 
         limits=Limits(**limits),
         overlaps=overlaps,
         from_host=distributed.offload_param,
-        stream=REFERENCE_STREAM if is_reference else GATHER_STREAM,
+        stream=REFERENCE_STREAM if root else GATHER_STREAM,
     )
     # the engine's dtype, whatever peft made of the parameters
     engine = "float32"
@@ -263,6 +264,7 @@ def _zero(common: dict[str, Any], setup: Setup, landmarks: Landmarks) -> Zero | 
         scaled=setup.precision is Precision.FP16,
         wire_dtype="float32" if distributed.sp > 1 else engine,
         kept_dtype=engine,
+        root=root,
     )
     if setup.is_built_in_full:
         rank.notes.append(_FULL)

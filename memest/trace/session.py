@@ -23,7 +23,7 @@ from memest.trace.cuda.devices import cuda_is_meta
 from memest.trace.evaluation import trace_evaluation
 from memest.trace.generation import trace_generation
 from memest.trace.inputs.batch import PlannedBatch, TensorPlan, realise
-from memest.trace.inputs.completions import COMPLETIONS_NOTE
+from memest.trace.inputs.completions import COMPLETIONS_NOTE, SCORED_NOTE
 from memest.trace.inputs.example import ExampleBatch
 from memest.trace.inputs.pairs import PAIRS_NOTE
 from memest.trace.inputs.run_batch import plan_run_batch
@@ -398,7 +398,8 @@ def trace_built(
             objective=objective,
         )
         if objective is not None:
-            trace.notes.append(COMPLETIONS_NOTE if setup.method.generates else PAIRS_NOTE)
+            scored = SCORED_NOTE if setup.distributed.scores_completions else COMPLETIONS_NOTE
+            trace.notes.append(scored if setup.method.generates else PAIRS_NOTE)
         if setup.distributed.tp_sequence_parallel:
             trace.notes.extend(uncounted_notes(model))
     trace.counts = meta_model.counts

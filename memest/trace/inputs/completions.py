@@ -15,13 +15,18 @@ from memest.config.rollouts import Engine
 from memest.config.setup import Setup
 from memest.trace.inputs.tensors import WORD, TensorPlan
 
-__all__ = ["COMPLETIONS_NOTE", "batch_of_completions"]
+__all__ = ["COMPLETIONS_NOTE", "SCORED_NOTE", "batch_of_completions"]
 
+_BOUND = "prompts are as long as each other, and so are completions: an upper bound; "
 COMPLETIONS_NOTE = (
-    "prompts are as long as each other, and so are completions: an upper bound; what scores them "
-    "before the step (old and reference log-probabilities) takes less than the step, and a reward "
-    "model on the GPU is not counted"
+    f"{_BOUND}what scores them before the step (old and reference log-probabilities) takes less "
+    "than the step, and a reward model on the GPU is not counted"
 )
+SCORED_NOTE = (
+    f"{_BOUND}what scores them before the step (old and reference log-probabilities) is counted; a "
+    "reward model on the GPU is not, nor the weight that is whole while the engine is given it"
+)
+"""Where FSDP shards the weights, which scoring gathers and partly leaves gathered."""
 
 
 def batch_of_completions(sequences: tuple[TensorPlan, ...], setup: Setup) -> tuple[TensorPlan, ...]:

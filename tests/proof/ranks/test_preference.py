@@ -42,6 +42,7 @@ CASES = {
         "method": "grpo", **HALF, "checkpointing": "full", "grad_accum": 2, "ranks": 4,
         "rollouts": {"engine": "server", "completion_len": 32, "kl_beta": 0.1},
     },
+    "rloo": {"method": "rloo", "rollouts": {"engine": "vllm", "completion_len": 32}},
     "orpo": {"method": "orpo"},
     "reward": {"method": "reward"},
     "reward lora": {"method": "reward", **HALF, "dtype": "bfloat16", "adapter": ADAPTER},

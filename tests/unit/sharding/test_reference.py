@@ -25,8 +25,8 @@ def both(**settings):
     setup = Setup(method="dpo", precision="bf16", distributed=filled_in)
     common = {"to": Rewriter(loaded()), "last_micro_step": 1}
     trained = rank._zero({**common, "weights": (WEIGHT,)}, setup, Landmarks())
-    asked = {**common, "weights": reference_weights((WEIGHT,)), "root": REFERENCE}
-    return trained, rank._zero(asked, setup, Landmarks())
+    asked = {**common, "weights": reference_weights((WEIGHT,))}
+    return trained, rank._zero(asked, setup, Landmarks(), root=REFERENCE)
 
 
 def loaded(times=1):
