@@ -13,13 +13,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from memest.config.kinds import SdpaBackend
 from memest.errors import MemestError, MissingDependencyError
 from memest.events import Trace
 from memest.profiles.axes import Sizes
 from memest.profiles.cache import digest_of
 from memest.profiles.family import Family, NotAlikeError, Point, alike, unite
 from memest.profiles.formula import NoFormulaError
-from memest.profiles.growth import grow, range_of
+from memest.profiles.growth import (
+    ANY_REMAINDER,
+    LENGTHS,
+    REMAINDERS,
+    grow,
+    range_of,
+    spans,
+    tells_remainders,
+)
 from memest.profiles.known_profiles import same_kernels, traces_in
 
 __all__ = [
@@ -33,10 +42,7 @@ __all__ = [
     "traces_around",
 ]
 
-_MODULUS = 128
-_LENGTHS = ("seq_len", "target_len")
 _AXES = ("batch", "seq_len", "target_len", "image_size", "audio_ms", "lora_r")
-_ANY_REMAINDER = ("batch", "lora_r")
 _SHORT = 256
 """Tokens where a model names no length."""
 LONG_TRACE = 30_000
@@ -45,8 +51,6 @@ SMALL_BATCHES = (2, 3)
 """Where it is seen whether a model goes by sample; a batch of 1 has operators of its own."""
 _BY_SAMPLE = 0.05
 """The share of a trace that is done so; less may be a few operators that are chosen by size."""
-_FEWEST = 3
-"""Remainders, odd and even ones among them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,11 +105,15 @@ class FamilySearch:
         while axes:
             num_barren = len(self.barren_places)
             wider = self._across(near_families, centre_trace, axes, family)
-            place = self._place(axes, family)
-            if wider is None and place not in self.barren_places:
-                wider = self._grow(near_families, centre_trace, axes)
-                if wider is None:
-                    self.barren_places.add(place)
+            by_tokens = self._goes_by_tokens(axes, centre_trace)
+            for any_remainder in (True, False) if by_tokens else (False,):
+                place = self._place(axes, family, any_remainder=any_remainder)
+                if wider is None and place not in self.barren_places:
+                    wider = self._grow(
+                        near_families, centre_trace, axes, any_remainder=any_remainder
+                    )
+                    if wider is None:
+                        self.barren_places.add(place)
             if len(self.barren_places) > num_barren:
                 yield None
             if wider is not None:
@@ -153,11 +161,13 @@ class FamilySearch:
             axes.add("seq_len")
         return tuple(axis for axis in _AXES if axis in axes)
 
-    def _place(self, axes: tuple[str, ...], family: Family) -> str:
+    def _place(self, axes: tuple[str, ...], family: Family, *, any_remainder: bool) -> str:
         """Where a family is looked for: other sizes of these axes would not find it either."""
         rest = {n: v for n, v in self.sizes.items() if n not in axes}
         remainder = {
-            axis: self.sizes[axis] % _MODULUS for axis in axes if axis not in _ANY_REMAINDER
+            axis: any_remainder or self.sizes[axis] % REMAINDERS
+            for axis in axes
+            if axis not in ANY_REMAINDER
         }
         kernels = [kernel for _, kernel in family.skeleton.attention_choices]
         return digest_of([axes, rest, remainder, self.sizes["batch"] == 1, kernels])
@@ -188,19 +198,29 @@ class FamilySearch:
             return None
 
     def _grow(
-        self, near_families: Sequence[Family], centre_trace: Trace, axes: tuple[str, ...]
+        self,
+        near_families: Sequence[Family],
+        centre_trace: Trace,
+        axes: tuple[str, ...],
+        *,
+        any_remainder: bool,
     ) -> Family | None:
-        """A family of new traces."""
+        """A family of new traces, over lengths of any remainder or of the asked one's alone."""
         sizes, tied = self.sizes, _tied(self.sizes, axes)
         tokens = max(sizes.get("seq_len", _SHORT), sizes.get("target_len", 0))
+        calls = [call for call, _ in centre_trace.attention_choices]
+        masks_nothing = bool(calls) and not any(call.has_mask for call in calls)
         ranges = {}
         for axis in reversed(axes):  # the batch comes last: how far it goes depends on the others
             multiple = self.length_multiple if axis == "seq_len" else 1
             limit = self.limit_of(axis)
-            size_range = range_of(axis, sizes[axis], limit, tokens, self.thresholds, multiple)
+            size_range = range_of(
+                axis, sizes[axis], limit, 0 if masks_nothing else tokens, self.thresholds,
+                multiple, any_remainder=any_remainder,
+            )  # fmt: skip
             if size_range is not None:
                 ranges[axis] = size_range
-                if axis in _LENGTHS:
+                if axis in LENGTHS:
                     tokens = max(tokens, size_range.high)
         if not ranges:
             return None
@@ -208,6 +228,16 @@ class FamilySearch:
         traces = traces_around(near_families, sizes, tuple(ranges), tied=tied)
         traces[tuple(sizes[axis] for axis in ranges)] = centre_trace
         return grow(sizes, ranges, traces, self.trace_at, tied=tied)
+
+
+    def _goes_by_tokens(self, axes: tuple[str, ...], centre_trace: Trace) -> bool:
+        """Whether lengths may have any remainder: what is known to be padded is not tried."""
+        is_padded = any(
+            kernel == SdpaBackend.EFFICIENT and call.needs_grad
+            for call, kernel in centre_trace.attention_choices
+        )
+        has_lengths = {*axes} & {*LENGTHS} and {*axes} <= {*ANY_REMAINDER, *LENGTHS}
+        return bool(has_lengths) and not is_padded and self.length_multiple == 1
 
 
 def place_by_sample(sizes: Sizes, goes: bool = True) -> str:
@@ -308,8 +338,8 @@ def across(
     Raises:
         NoFormulaError: something depends on the remainder.
     """
-    lengths = [axis for axis in axes if axis in _LENGTHS]
-    if not lengths or not {*axes} <= {*_ANY_REMAINDER, *lengths}:
+    lengths = [axis for axis in axes if axis in LENGTHS]
+    if not lengths or not {*axes} <= {*ANY_REMAINDER, *lengths}:
         return None
     thresholds = tuple(thresholds)
     side = _side(centre, axes, thresholds)
@@ -321,13 +351,8 @@ def across(
         # the first batch goes other ways
         and ("batch" not in axes or point[axes.index("batch")] > 1)
     }
-    for axis in axes:
-        sizes = {point[axes.index(axis)] for point in usable_traces}
-        rests = {size % _MODULUS for size in sizes}
-        if len(sizes) < _FEWEST:
-            return None
-        if axis in lengths and (len(rests) < _FEWEST or len({rest % 2 for rest in rests}) < 2):
-            return None
+    if not spans(usable_traces, axes) or not tells_remainders(usable_traces, axes):
+        return None
     try:
         return unite(usable_traces, axes, (1,) * len(axes), fixed_sizes, tied=tied)
     except NotAlikeError:
@@ -345,5 +370,5 @@ def _side(
     return [
         tuple(size >= threshold for threshold in thresholds)
         for axis, size in zip(axes, point, strict=True)
-        if axis in _LENGTHS
+        if axis in LENGTHS
     ]

@@ -2,17 +2,18 @@
 
 A family is grown around the point that is asked for. Traces are made at the low and the high corner
 of the range, so that a threshold between them shows: it would change the events, or leave some
-number without a formula. Batch sizes are primes, lengths keep the asked length's remainder by 128:
-then padding to 8, 32, 64 or 128 adds the same everywhere, and any other period shows. Traces are
-added until every number has one shortest formula with a trace to spare: three for the batch alone,
-four or five for batch and length.
+number without a formula. Batch sizes are primes. Lengths have remainders of all kinds, and where
+something depends on those (what is padded has no short formula then), they keep the asked length's
+remainder by 128: padding to 8, 32, 64 or 128 adds the same everywhere, and any other period shows.
+Traces are added until every number has one shortest formula with a trace to spare: three for the
+batch alone, four or five for batch and length.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -21,12 +22,31 @@ from memest.events import Trace
 from memest.profiles.family import Family, NotAlikeError, Point, alike, unite
 from memest.profiles.formula import NoFormulaError
 
-__all__ = ["MAX_TRACES", "Range", "grow", "range_of"]
+__all__ = [
+    "ANY_REMAINDER",
+    "LENGTHS",
+    "MAX_TRACES",
+    "REMAINDERS",
+    "Range",
+    "grow",
+    "range_of",
+    "spans",
+    "tells_remainders",
+]
 
 MAX_TRACES = 8
 """New traces for one family, at most."""
-_MODULI = {"seq_len": 128, "target_len": 128, "image_size": 32, "audio_ms": 320}
+LENGTHS = ("seq_len", "target_len")
+ANY_REMAINDER = ("batch", "lora_r")
+"""Sizes that nothing is padded by."""
+REMAINDERS = 128
+"""Lengths are padded to what divides this."""
+_MODULI = {"seq_len": REMAINDERS, "target_len": REMAINDERS, "image_size": 32, "audio_ms": 320}
 _LONGEST = 4096  # where a model sets no limit; beyond it a further trace extends the family
+_SHORTEST = 32
+"""Tokens from which on lengths of any remainder are one family."""
+_FEWEST = 3
+"""Remainders, odd and even ones among them."""
 # masks that a model asks for are computed for real: batch x length x length
 _MAX_MASK = 1 << 28
 _HIGHEST_RANK = 256
@@ -77,6 +97,8 @@ def range_of(
     tokens: int,
     thresholds: Iterable[int] = (),
     multiple: int = 1,
+    *,
+    any_remainder: bool = False,
 ) -> Range | None:
     """The range of one size around the given one; None where there is only one.
 
@@ -84,10 +106,12 @@ def range_of(
         axis: name of the size.
         size: the size asked for.
         limit: the greatest the model takes, None if it names none.
-        tokens: of the longest sample: a large batch of long samples takes its time.
+        tokens: of the longest sample that a mask is computed for: a large batch of long ones
+            takes its time; 0 where there are no masks.
         thresholds: lengths above which the model is known to do something else (windows): the
             range keeps to one side of them.
         multiple: of which lengths must be (pieces that a sequence is dealt out in).
+        any_remainder: lengths of all remainders by 128, not of the given one's alone.
     """
     if axis == "batch":
         high = next((p for p in _PRIMES if p * tokens**2 <= _MAX_MASK), 5)
@@ -95,12 +119,14 @@ def range_of(
         return Range(2, high if size <= high else 2 * size, 1) if size >= 2 else None
     if axis == "lora_r":
         return Range(2, max(size, _HIGHEST_RANK), 1) if size >= 2 else None
-    modulus = math.lcm(_MODULI[axis], multiple)
+    modulus = 1 if any_remainder else math.lcm(_MODULI[axis], multiple)
     low = size % modulus or modulus
     if axis in ("image_size", "audio_ms"):
         low, high = max(low, size - 2 * modulus), size + 3 * modulus
     else:
-        if low < 16 and low < size:
+        if any_remainder:
+            low = min(_SHORTEST - 1 + size % 2, size)  # one of the two is even
+        elif low < 16 and low < size:
             low += modulus
         high = max(size, _LONGEST)
         # the window's own length may count as either side
@@ -141,6 +167,7 @@ def grow(
         n: v for n, v in base_sizes.items() if n not in axes and not (tied and n == "target_len")
     }
     moduli = tuple(r.modulus for r in ranges.values())
+    any_remainder = any(axis in LENGTHS and r.modulus == 1 for axis, r in ranges.items())
     num_traced = 0
 
     def trace_point(point: Point) -> None:
@@ -169,11 +196,14 @@ def grow(
                 trace_point(point)
             if point in traces:
                 break
+            if any_remainder:
+                return None  # on the way back the remainder may be one that goes well by chance
     while True:
         inside = _without(traces, unlike_points, centre)
         # what grows with the sizes passes no threshold between two ends that are alike
         missing = next((end for end in _ends(inside) if end not in inside), None)
-        if missing is None and _spans(inside, axes):
+        enough = spans(inside, axes) and (not any_remainder or tells_remainders(inside, axes))
+        if missing is None and enough:
             try:
                 return unite(inside, axes, moduli, fixed_sizes, tied=tied)
             except NoFormulaError as error:
@@ -225,11 +255,21 @@ def _inside(point: Point, ranges: Mapping[str, Range]) -> bool:
     )
 
 
-def _spans(traces: Mapping[Point, Trace], axes: tuple[str, ...]) -> bool:
+def spans(traces: Collection[Point], axes: Sequence[str]) -> bool:
     """Three sizes of each axis at least: a number that grows can then not pass for a constant."""
     return len(traces) >= 3 and all(
         len({point[i] for point in traces}) >= 3 for i in range(len(axes))
     )
+
+
+def tells_remainders(points: Collection[Point], axes: Sequence[str]) -> bool:
+    """Whether lengths at these points would show that something depends on their remainder."""
+    for place, axis in enumerate(axes):
+        if axis in LENGTHS:
+            rests = {point[place] % REMAINDERS for point in points}
+            if len(rests) < _FEWEST or len({rest % 2 for rest in rests}) < 2:
+                return False
+    return True
 
 
 def _points(centre: Point, ranges: Mapping[str, Range]) -> Iterator[Point]:

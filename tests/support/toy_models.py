@@ -47,12 +47,14 @@ class Toy:
         return self.truth(sizes["batch"], sizes["seq_len"])
 
 
-def grow_family(toy, b, s, limit=None, axes=("batch", "seq_len")):
+def grow_family(toy, b, s, limit=None, axes=("batch", "seq_len"), any_remainder=False):
     sizes = {"batch": b, "seq_len": s}
     ranges = {}
     for axis in axes:
         axis_limit = limit if axis == "seq_len" else None
-        axis_range = range_of(axis, sizes[axis], axis_limit, s)
+        axis_range = range_of(
+            axis, sizes[axis], axis_limit, s, any_remainder=any_remainder and axis == "seq_len"
+        )
         if axis_range is not None:
             ranges[axis] = axis_range
     if not ranges:

@@ -15,10 +15,10 @@ from support.toy_models import Toy, grow_family, up
 BATCHES = (1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 32, 33, 64, 100, 127, 128, 200, 251, 400, 508, 509)
 
 
-def wrong(family, toy, s, limit=8192):
+def wrong(family, toy, s, limit=8192, step=128):
     """Where a family answers, and what it answers is not so."""
     found = []
-    for length in range(s % 128 or 128, limit + 1, 128):
+    for length in range(s % step or step, limit + 1, step):
         for b in BATCHES:
             point = family.point_of({"batch": b, "seq_len": length})
             if point is None:
@@ -50,6 +50,53 @@ def test_a_well_behaved_model_has_a_family_over_its_whole_range(b, s, axes):
     assert family is not None
     assert family.axes == axes
     assert not wrong(family, toy, s)
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(b=st.integers(1, 64), s=st.integers(1, 4096), asked=st.integers(32, 4096))
+def test_one_question_settles_the_lengths_of_every_remainder(b, s, asked):
+    toy = Toy(lambda b, s: [b * s * (s + 1) // 2, (b - 1) * (s - 1) * 7, b * b * 4])
+
+    family = grow_family(toy, b, s, any_remainder=True)
+
+    assert family is not None
+    sizes = {"batch": b, "seq_len": asked}
+    assert asked < s or family.point_of(sizes) is not None
+    assert not wrong(family, toy, s, 4096, step=37)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    b=st.integers(1, 64), s=st.integers(1, 8192), down=st.booleans(), added=st.integers(0, 40),
+    multiple=st.sampled_from([2, 3, 4, 8, 16, 32, 48, 64, 100, 128, 192, 256, 1024]),
+)  # fmt: skip
+def test_what_is_padded_is_settled_for_no_other_remainder(b, s, down, added, multiple):
+    def padded(s):
+        return (s + added) // multiple * multiple if down else up(s + added, multiple)
+
+    toy = Toy(lambda b, s: [b * padded(s) * 512, padded(s) // multiple])
+
+    assert grow_family(toy, b, s, any_remainder=True) is None
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    b=st.integers(1, 64), s=st.integers(1, 8192), edge=st.integers(1, 8192),
+    kind=st.sampled_from(["window", "number", "structure"]),
+)  # fmt: skip
+def test_an_edge_is_not_missed_among_all_remainders(b, s, edge, kind):
+    toy = {
+        "window": Toy(lambda b, s: [b * min(s, edge) * 512, b * s * min(s, edge) * 12]),
+        "number": Toy(lambda b, s: [b * s * 768 * (2 if s > edge else 1)]),
+        "structure": Toy(lambda b, s: [b * s], lambda b, s: (s > edge,)),
+    }[kind]
+
+    family = grow_family(toy, b, s, any_remainder=True)
+
+    assert family is None or not wrong(family, toy, s, step=37)
 
 
 @pytest.mark.slow
