@@ -210,7 +210,9 @@ def answer(
     if looks_for_batch:
         batch_request = replace(request, batch=setup.batch)
         try:
-            by_sample = not isinstance(run, PipelineRun) and profiler.goes_by_sample(
+            # where not even one sample fits, no larger batch has to be traced
+            is_out = setup.batch == 1 and fit is not None and fit.verdict is Verdict.DOES_NOT_FIT
+            by_sample = not (isinstance(run, PipelineRun) or is_out) and profiler.goes_by_sample(
                 request, main.traits
             )
             if by_sample or (not setup.method.is_supervised and each_size_alone(setup)):
