@@ -149,6 +149,10 @@ class _Change:
     distance: int = 0
     training: str = ""
 
+    def includes(self, made: Suggestion) -> bool:
+        """Whether all that another one does is done here, and more."""
+        return all(self.options.get(name) == value for name, value in made.options)
+
     def then(self, other: _Change) -> _Change:
         """Both together."""
         return _Change(
@@ -185,6 +189,8 @@ class _Search:
             if len(found) >= count:
                 break
             for change in ways:
+                if any(change.includes(made) for _, made in tried if made.verdict in self._best):
+                    continue  # a part of it does
                 made = self._made(change)
                 if made is None:
                     continue
@@ -221,15 +227,13 @@ class _Search:
             if lean.options:
                 yield chain(_checkpointing(setup), self._smaller_batches(setup, lean))
             yield self._precisions(setup)
-        leanest = _with_batches_of_one(setup, lean)
         if self._can_fit(with_states=False):
-            without = _with_batches_of_one(setup, _lean(setup, optimizer=False))
             for change in _optimizers(setup):
-                yield iter((change, without.then(change)))
+                yield self._leaner(setup, change, _lean(setup, optimizer=False).then(change))
         # beside a base of 4 bits and shards recomputing comes first, as people train so
         for change in _adapters(setup):
-            first = lean.then(change) if "qlora" in change.options else change
-            yield iter((first, leanest.then(change)))
+            leaner = lean.then(change)
+            yield self._leaner(setup, leaner if "qlora" in change.options else change, leaner)
         yield (lean.then(change) for change in _cut_from_host(setup))
         yield (lean.then(change) for change in _more_gpus(setup))
 
@@ -248,6 +252,13 @@ class _Search:
         shared = distributed.shares_model or distributed.strategy is not Strategy.NONE
         return shared or model.parameter_bytes + trained + states <= self._room
 
+    def _leaner(self, setup: Setup, change: _Change, leaner: _Change) -> Iterator[_Change]:
+        """A change, the same in less memory, and that in smaller micro-batches."""
+        yield change
+        if leaner != change:
+            yield leaner
+        yield from self._smaller_batches(setup, leaner)
+
     def _smaller_batches(self, setup: Setup, first: _Change) -> Iterator[_Change]:
         """The largest micro-batch that fits and divides what a step has, if there is one."""
         for batch in range(setup.batch - 1, 0, -1):
@@ -259,7 +270,9 @@ class _Search:
             for precision in other_precisions(self.probe, setup):
                 name = precision.value
                 training = f"{name} in place of {setup.precision.value}"
-                yield _Change("precision", f"{name} autocast", {name: True}, 1, training)
+                change = _Change("precision", f"{name} autocast", {name: True}, 1, training)
+                yield change
+                yield from self._smaller_batches(setup, change)
 
     def _larger_batch(self) -> Suggestion | None:
         """The largest batch that surely fits, where it is larger."""
@@ -318,10 +331,6 @@ def _lean(setup: Setup, *, optimizer: bool = True) -> _Change:
     return change
 
 
-def _with_batches_of_one(setup: Setup, change: _Change) -> _Change:
-    return change if setup.batch == 1 else change.then(_batches_of(setup, 1))
-
-
 def _batches_of(setup: Setup, batch: int) -> _Change:
     accum = setup.grad_accum * (setup.batch // batch)
     options = {"batch": batch, "grad_accum": accum}
@@ -359,11 +368,11 @@ def _adapters(setup: Setup) -> Iterator[_Change]:
         return
     base = "a base of 4 bits"
     if setup.adapter is not None:
-        yield _Change("adapter", "QLoRA", {"qlora": True}, 4, base)
+        yield _Change("4-bit base", "QLoRA", {"qlora": True}, 4, base)
         return
     rank, alone = {"lora_r": _RANK}, "adapters train alone"
     yield _Change("adapter", f"LoRA of rank {_RANK}", rank, 3, alone)
-    yield _Change("adapter", "QLoRA", {"qlora": True, **rank}, 4, f"{alone}, beside {base}")
+    yield _Change("4-bit base", "QLoRA", {"qlora": True, **rank}, 4, f"{alone}, beside {base}")
 
 
 def _cut_from_host(setup: Setup) -> Iterator[_Change]:

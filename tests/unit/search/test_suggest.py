@@ -14,18 +14,22 @@ from memest.units import format_size
 BERT: dict[str, Any] = {"batch": 64, "seq_len": 512, "fp16": True, "gpu": "t4"}
 
 
+FULL: dict[str, Any] = {**BERT, "fp16": False}
+"""In single precision there is one thing more to change."""
+
+
 @pytest.fixture(scope="module")
 def found() -> memest.Suggestions:
-    return memest.suggest("bert-large-uncased", **BERT)
+    return memest.suggest("bert-large-uncased", **FULL)
 
 
 def test_each_change_makes_it_fit_as_an_estimate_says(found: memest.Suggestions) -> None:
-    before = memest.estimate("bert-large-uncased", max_batch=False, **BERT)
+    before = memest.estimate("bert-large-uncased", max_batch=False, **FULL)
     assert found.verdict is before.verdict is Verdict.DOES_NOT_FIT
     assert found.device_bytes == before.peak.device_bytes
     assert len(found.changes) == 3
     for change in found.changes:
-        options = {**BERT, **dict(change.options)}
+        options = {**FULL, **dict(change.options)}
         after = memest.estimate("bert-large-uncased", max_batch=False, **options)
         assert after.verdict is change.verdict is Verdict.FITS
         assert after.peak.device_bytes == change.device_bytes
@@ -34,18 +38,35 @@ def test_each_change_makes_it_fit_as_an_estimate_says(found: memest.Suggestions)
 
 def test_what_trains_the_same_comes_first_and_keeps_the_samples(found: memest.Suggestions) -> None:
     split, recomputing, other = found.changes
-    assert dict(split.options) == {"batch": 16, "grad_accum": 4}
+    assert dict(split.options) == {"batch": 8, "grad_accum": 8}
     assert dict(recomputing.options) == {"checkpointing": "full"}
     assert (split.changes_training, recomputing.changes_training) == ("", "")
-    assert other.changes_training
+    assert dict(other.options) == {"fp16": True, "batch": 16, "grad_accum": 4}
+    assert other.changes_training == "fp16 in place of fp32"
     assert split.relative_time < recomputing.relative_time
 
 
 def test_no_larger_micro_batch_would_have_fit(found: memest.Suggestions) -> None:
-    larger = memest.estimate(
-        "bert-large-uncased", max_batch=False, **{**BERT, "batch": 32, "grad_accum": 2}
-    )
-    assert larger.verdict is not Verdict.FITS
+    for change in (found.changes[0], found.changes[2]):
+        batch, accum = dict(change.options)["batch"], dict(change.options)["grad_accum"]
+        larger = {**FULL, **dict(change.options), "batch": 2 * batch, "grad_accum": accum // 2}
+        estimate = memest.estimate("bert-large-uncased", max_batch=False, **larger)
+        assert estimate.verdict is not Verdict.FITS
+
+
+def test_nothing_is_added_to_what_makes_it_fit_alone() -> None:
+    changes = memest.suggest("bert-large-uncased", **BERT).changes
+    assert ("checkpointing", "full") in {item for change in changes for item in change.options}
+    for change in changes:
+        others = (set(each.options) for each in changes if each is not change)
+        assert not any(other <= set(change.options) for other in others)
+
+
+def test_a_base_of_4_bits_is_told_beside_adapters_in_the_largest_micro_batches_that_fit() -> None:
+    run = {"batch": 4, "seq_len": 2048, "bf16": True, "gpu": "rtx-4090"}
+    alone, beside = memest.suggest("Qwen/Qwen3-8B", quick=True, **run).changes
+    assert (dict(alone.options)["batch"], dict(alone.options)["lora_r"]) == (1, 16)
+    assert (dict(beside.options)["batch"], dict(beside.options)["qlora"]) == (2, True)
 
 
 def test_a_run_with_room_is_told_its_largest_batch() -> None:
