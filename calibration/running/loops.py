@@ -72,7 +72,12 @@ def train(
         watch: told of the phases.
     """
     run = _Run(model, setup, batches, make_optimizer, loss_of, device, watch)
-    go = {Loop.PLAIN: run.plain, Loop.ACCELERATE: run.accelerate, Loop.TRAINER: run.trainer}
+    go = {
+        Loop.PLAIN: run.plain,
+        Loop.ACCELERATE: run.accelerate,
+        Loop.LIGHTNING: run.lightning,
+        Loop.TRAINER: run.trainer,
+    }
     with _kernels(setup, device):
         go[setup.loop]()
 
@@ -228,6 +233,80 @@ class _Run:
                 if micro > accum:
                     step, micro = step + 1, 1
                 mark("batch", step, micro)
+
+    def lightning(self) -> None:
+        """Lightning's own Trainer with automatic optimization; marks come from its hooks."""
+        import lightning
+
+        setup, watch, accum = self.setup, self.watch, self.setup.grad_accum
+        model, loss_of, sets_to_none = self.model, self.loss_of, self._sets_to_none
+        made = self.make_optimizer(model)
+
+        class Watched(lightning.LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = model
+                self.index = 0
+
+            @property
+            def at(self) -> tuple[int, int]:
+                return self.index // accum + 1, self.index % accum + 1
+
+            def configure_optimizers(self) -> Any:
+                return made
+
+            def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+                watch.mark("batch", *self.at)
+                return batch
+
+            def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
+                return to_device(batch, device)
+
+            def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+                watch.mark("forward", *self.at)
+                outputs = self.model(**batch)
+                return loss_of(outputs, batch)
+
+            def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+                (optimizer if made is not None else model).zero_grad(set_to_none=sets_to_none)
+
+            def on_before_backward(self, loss: torch.Tensor) -> None:
+                watch.mark("backward", *self.at)
+
+            def configure_gradient_clipping(
+                self, optimizer: Any, gradient_clip_val: Any = None, **how: Any
+            ) -> None:
+                if gradient_clip_val and made is not None:
+                    watch.mark("clip", *self.at)
+                    self.clip_gradients(optimizer, gradient_clip_val=gradient_clip_val, **how)
+                if made is not None:
+                    watch.mark("optimizer", self.at[0], 0)
+
+            def on_train_batch_end(self, *_: Any) -> None:
+                step, micro_step = self.at
+                self.index += 1
+                if micro_step == accum:
+                    watch.step_done(step)
+
+            def on_train_end(self) -> None:
+                watch.mark("end", 0, 0)
+
+        precision = {Precision.FP16: "16-mixed", Precision.BF16: "bf16-mixed"}
+        lightning.Trainer(
+            accelerator="cpu" if self._cpu else "gpu",
+            devices=1,
+            max_epochs=1,
+            precision=precision.get(setup.precision, "32-true"),  # type: ignore[arg-type]
+            accumulate_grad_batches=accum,
+            gradient_clip_val=setup.clip_norm or None,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        ).fit(
+            Watched(),
+            torch.utils.data.DataLoader(self._rows, batch_size=1, collate_fn=self._collate),
+        )
 
     def trainer(self) -> None:
         """Transformers' own Trainer, with its own optimizer where it makes that one itself.

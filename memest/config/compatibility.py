@@ -70,6 +70,8 @@ def check(setup: TrainingOptions) -> None:
 
 def _check_loop(setup: TrainingOptions) -> None:
     """What a script alone can do."""
+    if setup.loop is Loop.LIGHTNING:
+        refuse_pairs(setup, "--loop lightning", "lightning")
     if setup.loop is not Loop.TRAINER:
         return
     if setup.zero_grad_at is not ZeroGradAt.AFTER_STEP:

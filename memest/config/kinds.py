@@ -95,6 +95,7 @@ class Loop(enum.StrEnum):
 
     TRAINER = "trainer"
     ACCELERATE = "accelerate"
+    LIGHTNING = "lightning"
     PLAIN = "plain"
 
 

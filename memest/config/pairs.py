@@ -25,6 +25,7 @@ from memest.config.kinds import (
     Strategy,
     Task,
     ZeroGrad,
+    ZeroGradAt,
 )
 from memest.config.optimizers import facts_of
 from memest.config.quantization import Format
@@ -305,6 +306,46 @@ _PAIRS = (
         "peft trains float32 adapters beside half-precision weights",
         "Drop --master-weights.",
     ),
+    Pair(
+        "lightning",
+        "--zero-grad-at {s.zero_grad_at} and --loop lightning",
+        lambda s: s.zero_grad_at is not ZeroGradAt.AFTER_STEP,
+        "Lightning drops gradients before each step's first backward",
+        "Drop --zero-grad-at.",
+    ),
+    Pair(
+        "lightning",
+        "--del-outputs and --loop lightning",
+        lambda s: s.del_outputs,
+        "what training_step names is gone before backward",
+        "Drop --del-outputs.",
+    ),
+    Pair(
+        "lightning",
+        "a model on several GPUs other than by DDP",
+        lambda s: (
+            s.distributed.strategy not in (Strategy.NONE, Strategy.DDP)
+            or s.distributed.shares_model
+            or s.distributed.pp > 1
+        ),
+        "Lightning's strategies wrap and cast in ways of their own",
+    ),
+    Pair(
+        "lightning",
+        "--ddp-find-unused-parameters",
+        lambda s: s.distributed.ddp_find_unused_parameters,
+        "DDP wraps training_step, and copies what that returns",
+    ),
+    Pair(
+        "lightning",
+        "--max-grad-norm {s.max_grad_norm} with --fp16 and a fused optimizer",
+        lambda s: s.precision is Precision.FP16 and s.max_grad_norm and "fused" in s.optimizer,
+        "Lightning refuses to clip what a fused optimizer unscales itself",
+        "Write --optim adamw_torch, or --bf16.",
+    ),
+    Pair("lightning", "--torch-compile", lambda s: s.torch_compile),
+    Pair("lightning", _STEPS_IN_BACKWARD, lambda s: s.steps_in_backward),
+    Pair("lightning", "--with", lambda s: s.life is not None and s.life.is_asked),
     Pair("model", "--zero", lambda s: s.distributed.zero),
     Pair(
         "tp",

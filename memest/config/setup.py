@@ -82,7 +82,8 @@ class Setup(TrainingOptions):
             set_field(self, "seq_len", self.batching.worst(self.batch))
             set_field(self, "padded", self.batching.has_padding(self.batch))
         # the Trainer and accelerate have no pipelines: their schedules run in a script's own loop
-        set_field(self, "loop", Loop.PLAIN if self.distributed.pp > 1 else self.loop)
+        if self.distributed.pp > 1 and self.loop is not Loop.LIGHTNING:  # which is refused
+            set_field(self, "loop", Loop.PLAIN)
         set_field(self, "dtype", _dtype_name(self.dtype))
         set_field(self, "method", read_method(self.method))
         if self.method.generates:

@@ -408,6 +408,11 @@ class TrainingOptions:
         return self.has_reference and self.adapter is None
 
     @property
+    def is_prepared_by_accelerate(self) -> bool:
+        """Whether accelerate prepares model and optimizer, as it does for the Trainer too."""
+        return self.loop in (Loop.TRAINER, Loop.ACCELERATE)
+
+    @property
     def optimizer(self) -> str:
         """The name of the optimizer, that of the release where none was named."""
         if self.optim != "auto":

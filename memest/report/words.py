@@ -53,6 +53,7 @@ _WIDEST_VALUE = 60
 _LOOPS = {
     Loop.TRAINER: "transformers' Trainer",
     Loop.ACCELERATE: "accelerate loop",
+    Loop.LIGHTNING: "Lightning's Trainer",
     Loop.PLAIN: "plain PyTorch loop",
 }
 

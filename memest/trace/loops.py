@@ -2,7 +2,8 @@
 
 Lifetimes are the product here. Each loop keeps exactly the references that the real one keeps:
 transformers' ``Trainer`` (``_inner_training_loop``, ``training_step``, ``compute_loss``),
-accelerate's documented loop, and the plain loop of a tutorial.
+Lightning's (``_AutomaticOptimization``), accelerate's documented loop, and the plain loop of a
+tutorial.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class TrainingLoop:
 
 def run_steps(run: TrainingLoop) -> None:
     """Train as many optimizer steps as ``run.micro_steps`` has."""
-    (_trainer if run.setup.loop is Loop.TRAINER else _script)(run)
+    {Loop.TRAINER: _trainer, Loop.LIGHTNING: _lightning}.get(run.setup.loop, _script)(run)
 
 
 def run_updates(run: TrainingLoop) -> None:
@@ -284,6 +285,49 @@ def _score_completions(run: TrainingLoop, inputs: Batch) -> None:
         score_completions(prepare_model(run), objective.reference, inputs)
 
 
+# -- Lightning's Trainer --------------------------------------------------------------------------
+
+
+def _lightning(run: TrainingLoop) -> None:
+    """``_TrainingEpochLoop.advance`` of Lightning 2.6, with automatic optimization.
+
+    Forward, zero_grad and backward are one closure, which the last micro-step of a step hands to
+    the optimizer. What ``training_step`` names is gone before backward; gradients of the step
+    before are alive until then.
+    """
+    seam = run.recorder.seam
+    batch = closure_loss = result = None
+    norm: list[torch.Tensor | None] = [None]
+    for step, micro_steps in enumerate(run.micro_steps, start=1):
+        seam(SeamKind.STEP, step)
+        for micro_step in range(1, micro_steps + 1):
+            seam(SeamKind.MICRO_STEP, step, micro_step)
+            batch = closure_loss = result = None  # advance has returned
+            run.recorder.mark(Phase.BATCH, step, micro_step)
+            batch = run.make_batch()
+            run.recorder.mark(Phase.FORWARD, step, micro_step)
+            # by accumulate_grad_batches, even by 1
+            closure_loss = _loss_of_step(run, batch) / 1
+            result = closure_loss.detach().clone()
+            if micro_step == 1:
+                _zero_grad(run)
+            run.recorder.mark(Phase.BACKWARD, step, micro_step)
+            _backward(run, closure_loss)
+        seam(SeamKind.UPDATE, step)
+        _update(run, step, norm)
+        seam(SeamKind.UPDATED, step)
+        seam(SeamKind.END, step)
+    run.recorder.forget()  # what the function lets go of on return is not part of the run
+    del batch, closure_loss, result
+
+
+def _loss_of_step(run: TrainingLoop, batch: Batch) -> torch.Tensor:
+    """``LightningModule.training_step`` in the region of ``train_step_context``."""
+    with loss_region(run):
+        outputs = forward(run, batch)
+        return run.loss_of(outputs, batch)
+
+
 # -- plain and Accelerate loops -------------------------------------------------------------------
 
 
@@ -353,7 +397,8 @@ def _autocast(run: TrainingLoop) -> AbstractContextManager[Any]:
     dtype = _AUTOCAST_DTYPES.get(run.setup.precision)
     if dtype is None:
         return nullcontext()
-    caches = not run.setup.distributed.flattens
+    # Lightning's plugin switches the cache off (MixedPrecision.autocast_context_manager)
+    caches = not run.setup.distributed.flattens and run.setup.loop is not Loop.LIGHTNING
     return torch.autocast("cuda", dtype=dtype, cache_enabled=caches)
 
 

@@ -16,6 +16,7 @@ from memest.config.setup import Loop
 from support.real_steps import check_order, check_step
 
 PLAIN, ACCELERATE, TRAINER = (loop.value for loop in (Loop.PLAIN, Loop.ACCELERATE, Loop.TRAINER))
+LIGHTNING = Loop.LIGHTNING.value
 
 
 def _case(model, slow=False, **setup):
@@ -59,6 +60,12 @@ CASES = [
     _case("gpt2", loop=ACCELERATE, grad_accum=2, slow=True),
     _case("gpt2", grad_accum=2, del_outputs=True, slow=True),
     _case("llama-gqa", loop=ACCELERATE, del_outputs=True),
+    _case("bert", loop=LIGHTNING, grad_accum=2),
+    _case("gpt2", loop=LIGHTNING, max_grad_norm=1.0, optim="adamw_torch_foreach", slow=True),
+    _case("t5", loop=LIGHTNING, zero_grad="zero", slow=True),
+    _case("llama-gqa", loop=LIGHTNING, precision="bf16", checkpointing="full"),
+    _case("llama", loop=LIGHTNING, precision="bf16", grad_accum=3, dtype="bfloat16", slow=True),
+    _case("vit", loop=LIGHTNING, optim="none", slow=True),
     # optimizers
     _case("bert", optim="sgd_momentum_loop"),
     _case("bert", optim="adamw_torch_foreach", max_grad_norm=1.0),
@@ -168,7 +175,7 @@ def test_step_in_backward_allocates_what_a_real_one_does(model, setup):
     check_step(model, setup)
 
 
-@pytest.mark.slow("llama-setup4", "gemma2-setup6")
+@pytest.mark.slow("llama-setup4", "gemma2-setup7")
 @pytest.mark.parametrize(
     ("model", "setup"),
     [
@@ -177,6 +184,7 @@ def test_step_in_backward_allocates_what_a_real_one_does(model, setup):
         ("distilbert", {}),
         ("opt", {}),
         ("llama", {"grad_accum": 2}),
+        ("llama", {"grad_accum": 2, "loop": LIGHTNING}),
         ("llama-gqa", {}),
         ("gemma2", {}),
         ("gpt_neox", {}),
