@@ -255,30 +255,28 @@ class _Run:
             def configure_optimizers(self) -> Any:
                 return made
 
-            def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            def on_before_batch_transfer(self, batch: Any, *_: Any) -> Any:
                 watch.mark("batch", *self.at)
                 return batch
 
-            def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
+            def transfer_batch_to_device(self, batch: Any, device: Any, *_: Any) -> Any:
                 return to_device(batch, device)
 
-            def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            def training_step(self, batch: Any, *_: Any) -> torch.Tensor:
                 watch.mark("forward", *self.at)
                 outputs = self.model(**batch)
                 return loss_of(outputs, batch)
 
-            def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
-                (optimizer if made is not None else model).zero_grad(set_to_none=sets_to_none)
+            def optimizer_zero_grad(self, *_: Any) -> None:
+                (model if made is None else made).zero_grad(set_to_none=sets_to_none)
 
-            def on_before_backward(self, loss: torch.Tensor) -> None:
+            def on_before_backward(self, *_: Any) -> None:
                 watch.mark("backward", *self.at)
 
-            def configure_gradient_clipping(
-                self, optimizer: Any, gradient_clip_val: Any = None, **how: Any
-            ) -> None:
-                if gradient_clip_val and made is not None:
+            def configure_gradient_clipping(self, *arguments: Any, **how: Any) -> None:
+                if setup.clip_norm and made is not None:
                     watch.mark("clip", *self.at)
-                    self.clip_gradients(optimizer, gradient_clip_val=gradient_clip_val, **how)
+                    super().configure_gradient_clipping(*arguments, **how)
                 if made is not None:
                     watch.mark("optimizer", self.at[0], 0)
 

@@ -20,6 +20,7 @@ import torch
 from memest.calibration.device import LATEST_TORCH
 from memest.calibration.measurement import release_of
 from memest.catalog.resolve import resolve_model
+from memest.config.packages import LIGHTNING
 from memest.config.setup import Loop, Setup, Software, ZeroGrad
 from memest.errors import ConfigError
 from memest.trace.inputs.batch import TensorPlan, plan_batch, realise
@@ -117,6 +118,8 @@ def _check(setup: Setup) -> None:
     Raises:
         ConfigError: there is such an option.
     """
+    if setup.loop is Loop.LIGHTNING:
+        LIGHTNING.check()
     trainer = setup.loop is Loop.TRAINER
     problems = {
         "--master-weights": setup.master_weights and setup.loop is not Loop.PLAIN,

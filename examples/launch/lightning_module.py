@@ -2,9 +2,9 @@
 
 memest fits examples/launch/lightning_module.py --gpu t4
 
-The model and its batch are read; Lightning's own loop is not priced, so the verdict is "cannot say"
-(exit code 7) with the figure of a plain loop. examples/lightning_callback.py predicts this very
-module before its first step, and measures beside it.
+What the Trainer is told is read, and the module: its model, whose loss is all that the step
+returns. examples/lightning_callback.py predicts this very module before its first step, and
+measures beside it.
 """
 
 import lightning

@@ -16,6 +16,7 @@ __all__ = [
     "BITSANDBYTES",
     "CUT_CROSS_ENTROPY",
     "LIGER",
+    "LIGHTNING",
     "OPTIMIZER",
     "PREPARATION",
     "TORCH",
@@ -90,6 +91,10 @@ PREPARATION = Need(
     "peft",
     "prepare_model_for_kbit_training is peft's, which is not installed: pip install "
     "'memest-gpu[peft]', or add --no-prepare-kbit.",
+)
+LIGHTNING = Need(
+    "lightning",
+    "--loop lightning runs Lightning's Trainer, which is not installed: pip install lightning.",
 )
 BITSANDBYTES = Need(
     "bitsandbytes",

@@ -82,7 +82,7 @@ class Setup(TrainingOptions):
             set_field(self, "seq_len", self.batching.worst(self.batch))
             set_field(self, "padded", self.batching.has_padding(self.batch))
         # the Trainer and accelerate have no pipelines: their schedules run in a script's own loop
-        if self.distributed.pp > 1 and self.loop is not Loop.LIGHTNING:  # which is refused
+        if self.distributed.pp > 1 and self.loop != Loop.LIGHTNING:  # which is refused
             set_field(self, "loop", Loop.PLAIN)
         set_field(self, "dtype", _dtype_name(self.dtype))
         set_field(self, "method", read_method(self.method))

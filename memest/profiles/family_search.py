@@ -229,7 +229,6 @@ class FamilySearch:
         traces[tuple(sizes[axis] for axis in ranges)] = centre_trace
         return grow(sizes, ranges, traces, self.trace_at, tied=tied)
 
-
     def _goes_by_tokens(self, axes: tuple[str, ...], centre_trace: Trace) -> bool:
         """Whether lengths may have any remainder: what is known to be padded is not tried."""
         is_padded = any(

@@ -15,6 +15,7 @@ from memest.readers.scripts.calling import COPIES_OF_WEIGHTS, WRAPPERS, root_of
 from memest.readers.scripts.calls import SCRIPT_LOOPS, TRAINERS, is_load, is_optimizer
 from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.found import Found
+from memest.readers.scripts.lightning import MODULE_METHODS, lightning_of
 from memest.readers.scripts.things import Call, Unknown, Value
 from memest.readers.values import Either, Saving
 
@@ -72,6 +73,9 @@ def _changes(found: Found, *, adapts: bool) -> Iterator[tuple[Call, str, str]]:
     models = [root for root in (root_of(found.model), found.load) if isinstance(root, Call)]
     models = models or list(found.loads)
     configurations = _configurations(models)
+    lightning = lightning_of(found)
+    fit = None if lightning is None else lightning.fit
+    harmless = _METHODS if lightning is None else _METHODS | MODULE_METHODS
 
     def is_model(data: Any) -> bool:
         return any(root_of(data) is model for model in models)
@@ -97,9 +101,9 @@ def _changes(found: Found, *, adapts: bool) -> Iterator[tuple[Call, str, str]]:
             if not adapts:
                 yield call, name, Saving("parts do not train: all are priced; --freeze says it")
         elif call.receiver is not None and is_model(call.receiver):
-            if name not in _METHODS and call.path != "()":
+            if name not in harmless and call.path != "()":
                 yield call, name, "what it makes of the model is not read: priced without"
-        elif _is_given(call, is_model) and not _is_known(call):
+        elif call is not fit and _is_given(call, is_model) and not _is_known(call):
             what = "copies of the weights" if name in ("deepcopy", "copy") else ""
             yield call, name, what or "what it makes of the model is not read: priced without"
 

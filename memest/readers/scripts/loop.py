@@ -1,4 +1,4 @@
-"""Loops of a script's own, plain or on accelerate: what their calls say of a step."""
+"""Loops of a script's own, plain, on accelerate or Lightning: what their calls say of a step."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from memest.readers.scripts.calls import optimizer_name
 from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.found import Found
 from memest.readers.scripts.lengths import put_lengths
+from memest.readers.scripts.lightning import LightningRun, lightning_of
 from memest.readers.scripts.things import Call, Symbol, Unknown, Value
 from memest.readers.values import Bounded, DocumentReading, Saving
 
@@ -31,23 +32,35 @@ def read_loop(found: Found) -> tuple[DocumentReading, set[str]]:
         ConfigError: a value that cannot be.
     """
     document = CallDocument(found.source, "transformers", "a loop of its own")
+    lightning = lightning_of(found)
     _accelerator(document, found)
     _batch(document, found)
     put_lengths(document, found)
     _precision(document, found)
     _optimizer(document, found)
     _steps(document, found)
-    _zero_grad(document, found)
+    if lightning is None:
+        _zero_grad(document, found)
+    else:
+        lightning.read(document)
     keys = document.keys()
-    accelerator = next(found.named("Accelerator"), None)
-    loop = "plain" if accelerator is None else "accelerate"
-    line = _line_of_loop(found) if accelerator is None else accelerator.line
+    loop, line = _whose(found, lightning)
     keys.set_at("loop", loop, document.origin(line))
     read_table(keys, KeyTable(own_names=True))
     if keys.value_of("seq_len") is None and not document.has_missed("seq_len"):
         why = Bounded("nothing names it: 512 tokens are taken; --seq-len says it")
         document.miss(_line_of_loop(found), "length of samples", why)
     return document.reading(keys), document.used
+
+
+def _whose(found: Found, lightning: LightningRun | None) -> tuple[str, int]:
+    """The loop, and the line where it is made."""
+    if lightning is not None:
+        return "lightning", lightning.trainer.line
+    accelerator = next(found.named("Accelerator"), None)
+    if accelerator is not None:
+        return "accelerate", accelerator.line
+    return "plain", _line_of_loop(found)
 
 
 def _line_of_loop(found: Found) -> int:

@@ -8,6 +8,7 @@ from memest.readers.scripts.calls import SCRIPT_LOOPS
 from memest.readers.scripts.changes import read_changes
 from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.found import Found
+from memest.readers.scripts.lightning import lightning_of
 from memest.readers.scripts.things import Call, Unknown
 from memest.readers.scripts.unsloth import is_unsloth
 from memest.readers.values import Bounded, DocumentReading, Saving
@@ -55,8 +56,11 @@ def _questions_of_unsloth(found: Found) -> tuple[int, ...]:
 
 def _model(document: CallDocument, found: Found) -> None:
     """Why the model cannot be told, where it cannot; and what stands around it."""
-    wrapper = found.wrapper
-    if wrapper is not None:
+    wrapper, lightning = found.wrapper, lightning_of(found)
+    if lightning is not None:
+        for line, what, why in lightning.extras():
+            document.miss(line, what, why)
+    elif wrapper is not None:
         what = f"a module of the script's own ({wrapper.subclass})"
         around = " around the model: what it adds is not read" if found.load else ""
         document.miss(wrapper.line, wrapper.subclass, f"{what}{around}")
@@ -98,7 +102,7 @@ def _other_models(document: CallDocument, found: Found) -> None:
 def _others(document: CallDocument, found: Found) -> None:
     """Loops of other libraries, generation, what is shared between GPUs."""
     for library in dict.fromkeys(call.library for call in found.calls):
-        if library in SCRIPT_LOOPS:
+        if library in SCRIPT_LOOPS and lightning_of(found) is None:
             call = next(each for each in found.calls if each.library == library)
             document.miss(
                 call.line, call.path, f"{SCRIPT_LOOPS[library]}'s loop: priced is a plain one"

@@ -28,7 +28,8 @@ READ = {
     ),
     "lightning_module.py": (
         "bert-base-uncased",
-        {"task": "sequence-classification", "batch": 16, "seq_len": 256, "loop": "plain"},
+        {"task": "sequence-classification", "batch": 16, "seq_len": 256, "precision": "fp16",
+         "grad_accum": 2, "max_grad_norm": 1.0, "loop": "lightning"},
     ),
     "axolotl.yaml": (
         "meta-llama/Llama-3.1-8B",
@@ -46,7 +47,7 @@ ANSWERS = [
     ("trainer.py", "t4", 0, "Fits: distilbert-base-uncased"),
     ("trainer.py", "t4 --batch 512", 4, "Does not fit"),
     ("accelerate_loop.py", "t4", 0, "Fits: bert-base-cased"),
-    ("lightning_module.py", "t4", 7, "Lightning's loop: priced is a plain one"),
+    ("lightning_module.py", "t4", 0, "Fits: bert-base-uncased"),
     ("axolotl.yaml", "rtx-4090", 0, "Fits: meta-llama/Llama-3.1-8B"),
     ("llama_factory.yaml", "a100-80gb", 0, "Fits: Qwen/Qwen3-8B"),
     ("llama_factory.yaml", "rtx-3090", 4, "Does not fit"),
@@ -60,7 +61,7 @@ def test_a_file_is_understood(name):
 
     assert read.model == model
     assert options == {key: read.options.get(key) for key in options}
-    assert bool(read.setup.unpriced) == (name == "lightning_module.py")
+    assert not read.setup.unpriced
 
 
 @pytest.mark.slow

@@ -1,0 +1,165 @@
+"""Lightning's modules: a model and nothing besides is priced, everything else is named."""
+
+import re
+
+import pytest
+
+import memest
+from memest.errors import ConfigError
+
+SCRIPT = """
+import lightning as L
+import torch
+from torch.utils.data import DataLoader
+from transformers import AutoModelForSequenceClassification
+
+
+class Net(L.LightningModule):
+    def __init__(self, lr=2e-5):
+        super().__init__()
+        self.save_hyperparameters()
+        self.model = AutoModelForSequenceClassification.from_pretrained("bert-base-uncased")
+
+    def forward(self, **inputs):
+        return self.model(**inputs)
+
+    def training_step(self, batch, index):
+        outputs = self.model(**batch)
+        self.log("loss", outputs.loss, prog_bar=True)
+        return outputs.loss
+
+    def validation_step(self, batch, index):
+        self.log("val_loss", self(**batch).loss)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=self.hparams.lr)
+        return [optimizer], [torch.optim.lr_scheduler.LinearLR(optimizer)]
+
+
+net = Net()
+trainer = L.Trainer(max_epochs=3, precision="bf16-mixed", callbacks=[L.pytorch.callbacks.EarlyStopping("val_loss")])
+trainer.fit(net, DataLoader(rows, batch_size=16, shuffle=True), DataLoader(rows, batch_size=16))
+"""  # noqa: E501
+
+
+@pytest.fixture
+def read(write):
+    """The script with something in it replaced."""
+
+    def reading(*changes):
+        text = SCRIPT
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        return memest.read_config(write("train.py", text), seq_len=128)
+
+    return reading
+
+
+def missed(run):
+    return [str(remark) for remark in run.not_modelled]
+
+
+def test_a_module_that_is_a_model_has_nothing_open(read):
+    run = read()
+    assert run.model == "bert-base-uncased"
+    assert not run.setup.unpriced, missed(run)
+    expected = {"loop": "lightning", "precision": "bf16", "batch": 16, "optim": "adamw_torch"}
+    assert expected.items() <= run.options.items()
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "return self(**batch).loss",
+        "return self.model(**batch)[0]",
+        "loss = self.model(**batch)['loss']\n        return {'loss': loss}",
+        (
+            "out = self(**batch)\n        loss = out.loss\n        self.log('x', loss)\n"
+            "        return loss"
+        ),
+        "return self.model(batch['input_ids'], labels=batch['labels']).loss",
+    ],
+)
+def test_a_step_may_be_written_in_many_ways(read, step):
+    body = re.search(r"outputs = .*?return outputs.loss", SCRIPT, re.DOTALL).group()
+    run = read((body, step))
+    assert not run.setup.unpriced, missed(run)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "options"),
+    [
+        ('precision="bf16-mixed"', 'precision="16-mixed"', {"precision": "fp16"}),
+        ('precision="bf16-mixed"', "precision=16", {"precision": "fp16"}),
+        ('precision="bf16-mixed"', 'precision="bf16-true"', {"dtype": "bfloat16"}),
+        ("max_epochs=3", "accumulate_grad_batches=4", {"grad_accum": 4}),
+        ("max_epochs=3", "gradient_clip_val=0.5", {"max_grad_norm": 0.5}),
+        ("max_epochs=3", 'devices=4, num_nodes=2, strategy="ddp"', {"num_gpus": 8}),
+        ("max_epochs=3", "devices=[0, 1]", {"num_gpus": 2}),
+        ("import lightning as L", "import pytorch_lightning as L", {"loop": "lightning"}),
+        ("import lightning as L", "import lightning.pytorch as L", {"loop": "lightning"}),
+    ],
+)
+def test_what_the_trainer_is_told_is_read(read, old, new, options):
+    run = read((old, new))
+    assert options.items() <= run.options.items()
+    assert not run.setup.unpriced, missed(run)
+
+
+def test_values_that_are_clipped_one_by_one_have_no_norm(read):
+    run = read(("max_epochs=3", 'gradient_clip_val=0.5, gradient_clip_algorithm="value"'))
+    assert "max_grad_norm" not in run.options
+
+
+TRAPS = [
+    ("self.save_hyperparameters()", "self.head = torch.nn.Linear(768, 5)", "Net.head"),
+    ("self.save_hyperparameters()", "self.automatic_optimization = False", "an optimization"),
+    ("return outputs.loss", "return outputs.loss + self.penalty()", "self.penalty()"),
+    ("return outputs.loss", "return outputs.logits.sum()", "outputs.logits"),
+    ("self.log(", "self.kept.append(outputs)\n        self.log(", "self.kept.append"),
+    ("prog_bar=True", "prog_bar=outputs.logits.float().argmax()", "what it takes is not read"),
+    ("def validation_step", "def on_after_backward(self):\n        pass\n\n    def validation_step",
+     "Net.on_after_backward"),
+    ("def validation_step", "def configure_model(self):\n        pass\n\n    def validation_step",
+     "Net.configure_model"),
+    (("return self.model(**inputs)\n\n    def training_step(self, batch, index):\n"
+     "        outputs = self.model(**batch)"),
+     ("return self.model(**inputs) * 2\n\n    def training_step(self, batch, index):\n"
+     "        outputs = self(**batch)"), "outputs = self(**batch)"),
+    ("max_epochs=3", 'strategy="deepspeed_stage_2"', "Lightning's deepspeed_stage_2"),
+    ("max_epochs=3", "plugins=[MyPlugin()]", "plugins"),
+    ("L.pytorch.callbacks.EarlyStopping(", "L.pytorch.callbacks.StochasticWeightAveraging(",
+     "averages of the weights"),
+    ('precision="bf16-mixed"', 'precision="64-true"', "precision"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "said"), TRAPS, ids=[said for *_, said in TRAPS])
+def test_what_is_not_a_model_alone_is_named(read, old, new, said):
+    run = read((old, new))
+    assert any(said in remark for remark in missed(run)), missed(run)
+    assert run.setup.unpriced or run.setup.overpriced
+
+
+def test_how_many_gpus_are_taken_where_that_is_left_open_is_said(read):
+    run = read(("max_epochs=3", "devices=-1"))
+    assert any("--num-gpus says it" in remark for remark in missed(run))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"fsdp": "full_shard", "num_gpus": 2}, "other than by DDP"),
+        ({"zero_grad_at": "before-forward"}, "Drop --zero-grad-at"),
+        ({"del_outputs": True}, "Drop --del-outputs"),
+        ({"fp16": True, "max_grad_norm": 1.0, "optim": "adamw_torch_fused"}, "refuses to clip"),
+        ({"torch_compile": True}, "--torch-compile is not priced"),
+        ({"pp": 2, "num_gpus": 2}, "other than by DDP"),
+        ({"optim": "lomo"}, "steps in backward"),
+    ],
+    ids=str,
+)
+def test_what_its_loop_does_not_do_is_refused(more, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        memest.estimate("Qwen/Qwen3-0.6B", batch=1, loop="lightning", **more)
