@@ -21,6 +21,7 @@ class Sentiment(lightning.LightningModule):
     def __init__(self):
         super().__init__()
         self.model = AutoModelForSequenceClassification.from_pretrained(MODEL, num_labels=2)
+        self.model.train()  # from_pretrained leaves it in eval mode, and Lightning does not ask
 
     def training_step(self, batch, index):
         return self.model(**batch).loss

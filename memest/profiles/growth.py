@@ -61,11 +61,13 @@ class Range:
         low: least.
         high: greatest.
         modulus: steps between.
+        settles: one size at least is to be a multiple of this: what is done to multiples shows.
     """
 
     low: int
     high: int
     modulus: int
+    settles: int = 1
 
     def inner(self, size: int) -> list[int]:
         """Sizes between the ends, spread, the given one left out.
@@ -75,6 +77,12 @@ class Range:
         """
         count = (self.high - self.low) // self.modulus
         steps, sizes = [0, count, (size - self.low) // self.modulus], []
+        if all(each % self.settles for each in (self.low, self.high, size)):
+            middle = (self.low + self.high) // 2
+            whole = middle // self.settles * self.settles
+            if self.low < whole < self.high:
+                sizes.append(whole)
+                steps.append((whole - self.low) // self.modulus)
         for share in (1 / 3, 2 / 3, 1 / 2, 1 / 5, 4 / 5):
             aim = round(count * share)
             near = [k for k in range(max(aim - 6, 1), min(aim + 7, count)) if k not in steps]
@@ -135,7 +143,8 @@ def range_of(
         low += max(0, -(-(threshold_below - low) // modulus)) * modulus
     high = min(high, limit) if limit is not None else high
     high -= (high - size) % modulus
-    return Range(low, high, modulus) if high - low >= 2 * modulus else None
+    settles = REMAINDERS if any_remainder else 1
+    return Range(low, high, modulus, settles) if high - low >= 2 * modulus else None
 
 
 def grow(
@@ -263,11 +272,14 @@ def spans(traces: Collection[Point], axes: Sequence[str]) -> bool:
 
 
 def tells_remainders(points: Collection[Point], axes: Sequence[str]) -> bool:
-    """Whether lengths at these points would show that something depends on their remainder."""
+    """Whether lengths at these points would show that something depends on their remainder.
+
+    A multiple of all powers of two that sizes are padded to is among them, and an odd one.
+    """
     for place, axis in enumerate(axes):
         if axis in LENGTHS:
             rests = {point[place] % REMAINDERS for point in points}
-            if len(rests) < _FEWEST or len({rest % 2 for rest in rests}) < 2:
+            if len(rests) < _FEWEST or 0 not in rests or not any(rest % 2 for rest in rests):
                 return False
     return True
 

@@ -184,9 +184,15 @@ def _end(calls: tuple[Call, ...], trainer: Call | None) -> int:
         place
         for place, call in enumerate(calls)
         if (trainer is not None and call.name == "train" and root_of(call.receiver) is trainer)
-        or (trainer is None and call.name in ("backward", "step"))
+        or (trainer is None and (call.name in ("backward", "step") or _fits(call)))
     ]
     return ends[-1] if ends else len(calls)
+
+
+def _fits(call: Call) -> bool:
+    """Whether it is the training of a loop that is not the script's: ``trainer.fit``."""
+    trainer = root_of(call.receiver)
+    return call.name == "fit" and isinstance(trainer, Call) and trainer.library in SCRIPT_LOOPS
 
 
 def _nothing(calls: tuple[Call, ...], loads: tuple[Call, ...], name: str) -> str:

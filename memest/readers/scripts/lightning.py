@@ -1,7 +1,7 @@
 """Lightning: what its Trainer is told, and whether a module is a model and nothing besides.
 
 A module is priced where its ``training_step`` calls the model that it loads and returns the loss
-of that. Whatever else it has or does is named as not read.
+of that. What is known to change nothing is listed here; whatever else it has or does is named.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from memest.readers.scripts.calling import root_of
 from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.expressions import as_text
 from memest.readers.scripts.found import Found
-from memest.readers.scripts.things import Call, Function, Unknown, Value
-from memest.readers.values import Bounded, Saving
+from memest.readers.scripts.things import Call, Unknown, Value
+from memest.readers.values import Saving
 
 __all__ = ["MODULE_METHODS", "LightningRun", "lightning_of"]
 
@@ -25,18 +26,41 @@ _PRECISIONS = {
     "bf16": "bf16",
 }  # fmt: skip
 _HALVES = {"16-true": "float16", "bf16-true": "bfloat16"}
-_ONE_GPU = ("auto", "single_device")
-_DDP = ("ddp", "ddp_spawn", "ddp_fork", "ddp_notebook")
-_AVERAGES = ("StochasticWeightAveraging", "WeightAveraging", "EMAWeightAveraging")
+_STRATEGIES = ("auto", "single_device", "ddp", "ddp_spawn", "ddp_fork", "ddp_notebook",
+               "ddp_find_unused_parameters_false")  # fmt: skip
+_CALLBACKS = frozenset(
+    """ModelCheckpoint EarlyStopping LearningRateMonitor RichProgressBar TQDMProgressBar
+    RichModelSummary ModelSummary Timer DeviceStatsMonitor LearningRateFinder""".split()
+)
+"""Callbacks that keep no tensors."""
+_METRICS = frozenset(
+    f"{kind}{name}"
+    for kind in ("", "Binary", "Multiclass", "Multilabel")
+    for name in ("Accuracy", "F1Score", "Precision", "Recall", "ConfusionMatrix", "MeanMetric")
+)
+"""Metrics that count, and keep no predictions."""
 MODULE_METHODS = frozenset(("log", "log_dict", "print", "save_hyperparameters"))
 """Methods of Lightning's modules that keep a number, or nothing."""
 _METHODS = frozenset(
     """__init__ forward training_step configure_optimizers validation_step test_step predict_step
-    train_dataloader val_dataloader test_dataloader predict_dataloader prepare_data setup
-    on_train_epoch_start on_train_epoch_end on_validation_epoch_start on_validation_epoch_end
-    on_test_epoch_start on_test_epoch_end""".split()
+    train_dataloader val_dataloader test_dataloader predict_dataloader prepare_data""".split()
 )
-"""Methods of a module that change nothing of a training step, or are read here."""
+"""Methods of a module that are read here, or have no part in a training step."""
+_EVAL_MODE = "from_pretrained leaves a model in eval mode, and Lightning does not call train()"
+
+
+class Extra(NamedTuple):
+    """Something of a module that is not priced.
+
+    Attributes:
+        line: where it stands.
+        what: its name.
+        why: it matters.
+    """
+
+    line: int
+    what: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,104 +68,199 @@ class LightningRun:
     """A module and the Trainer that fits it.
 
     Attributes:
+        found: the script.
         trainer: the call that makes the Trainer.
         fit: the call that trains.
         module: the call that makes the module.
         model: what the module calls its model; empty where it has none that is loaded.
     """
 
+    found: Found
     trainer: Call
     fit: Call
     module: Call
     model: str
 
+    @property
+    def loaders(self) -> list[Call]:
+        """The loaders that train, where it can be told which those are."""
+        given = self.fit.argument(1, "train_dataloaders")
+        call = None if given is None else root_of(given.data)
+        if isinstance(call, Call) and call.name == "DataLoader":
+            return [call]
+        spans = [
+            (node.lineno, node.end_lineno or node.lineno)
+            for statement in self.found.source.body
+            for node in ast.walk(statement)
+            if isinstance(node, ast.FunctionDef) and node.name == "train_dataloader"
+        ]
+        return [
+            call
+            for call in self.found.named("DataLoader")
+            if any(first <= call.line <= last for first, last in spans)
+        ]
+
     def read(self, document: CallDocument) -> None:
         """Put down what the Trainer is told."""
         trainer = self.trainer
         self._precision(document)
-        for key, name in (
-            ("accumulate_grad_batches", "grad_accum"),
-            ("gradient_clip_val", "max_grad_norm"),
-        ):
-            value = trainer.keywords.get(key)
-            if value is not None and value.data is not None and not self._clips_values(key):
-                document.put(name, value, trainer)
+        accumulates = trainer.keywords.get("accumulate_grad_batches", Value(1))
+        if isinstance(accumulates.data, dict):
+            why = "it changes in the training: --grad-accum says the most"
+            document.miss(trainer.line, "grad_accum", why)
+        else:
+            document.put("grad_accum", accumulates, trainer)
+        self._clipping(document)
         self._gpus(document)
         if "**" in trainer.keywords:
             document.miss(trainer.line, "Trainer", "further arguments cannot be told: **")
         for each in _listed(trainer.keywords.get("plugins")):
             document.miss(trainer.line, "plugins", f"{_name_of(each)} is not read")
         for each in _listed(trainer.keywords.get("callbacks")):
-            if isinstance(each, Call) and each.name in _AVERAGES:
-                document.miss(each.line, each.name, "averages of the weights, a copy of them")
-            elif not isinstance(each, Call) or each.subclass:
+            if not isinstance(each, Call) or each.subclass or each.name not in _CALLBACKS:
                 document.miss(trainer.line, "callbacks", f"{_name_of(each)} is not read")
-
-    def _clips_values(self, key: str) -> bool:
-        """Whether gradients are clipped one by one, which takes no memory."""
-        how = self.trainer.keywords.get("gradient_clip_algorithm")
-        return key == "gradient_clip_val" and how is not None and how.data == "value"
+        for call in self.found.calls:
+            if call.library in _LIBRARIES and call.name.endswith(("Averaging", "Pruning")):
+                document.miss(call.line, call.name, "further copies of the weights")
 
     def _precision(self, document: CallDocument) -> None:
         value = self.trainer.keywords.get("precision")
         if value is None or value.data is None:
             return
-        name = str(value.data)
+        name, load = str(value.data), self.found.load
         if name in _PRECISIONS:
             document.put("precision", value.with_data(_PRECISIONS[name]), self.trainer)
-        elif name in _HALVES:
-            document.put("dtype", value.with_data(_HALVES[name]), self.trainer)
-        else:
+        elif name not in _HALVES:
             unknown = value.data if isinstance(value.data, Unknown) else Unknown(repr(value.data))
             document.put("precision", value.with_data(unknown), self.trainer)
+        elif self.found.adapts or (load is not None and _says_dtype(load)):
+            why = f"all of the module becomes {_HALVES[name]}, whatever dtype it is loaded in"
+            document.miss(self.trainer.line, "precision", f"{why}: priced without; --dtype says it")
+        else:
+            document.put("dtype", value.with_data(_HALVES[name]), self.trainer)
+
+    def _clipping(self, document: CallDocument) -> None:
+        """Clipping to a norm; gradients that are clipped one by one take no memory."""
+        value = self.trainer.keywords.get("gradient_clip_val", Value(None))
+        how = self.trainer.keywords.get("gradient_clip_algorithm", Value("norm"))
+        if value.data is not None and how.data != "value":
+            document.put("max_grad_norm", value, self.trainer)
 
     def _gpus(self, document: CallDocument) -> None:
         """How many GPUs share the work, and how."""
         trainer = self.trainer
-        strategy = trainer.keywords.get("strategy", Value("auto"))
-        name = strategy.data if isinstance(strategy.data, str) else _name_of(strategy.data)
-        if name not in (*_ONE_GPU, *_DDP):
-            why = f"Lightning's {name} is not read: priced is DDP; --fsdp or --zero say it"
-            document.miss(trainer.line, "strategy", Saving(why))
+        accelerator = trainer.keywords.get("accelerator", Value("auto")).data
+        if accelerator not in ("auto", "gpu", "cuda"):
+            why = "priced is a GPU of NVIDIA's"
+            document.miss(trainer.line, "accelerator", f"{_name_of(accelerator)}: {why}")
+        strategy = trainer.keywords.get("strategy", Value("auto")).data
+        if strategy not in _STRATEGIES:
+            why = "is not read: priced is DDP, or one GPU; --fsdp or --zero say it"
+            document.miss(trainer.line, "strategy", f"Lightning's {_name_of(strategy)} {why}")
         number = 1
         for key in ("devices", "num_nodes"):
-            value = trainer.keywords.get(key)
-            data = 1 if value is None or value.data is None else value.data
-            count = len(data) if isinstance(data, list) else data
-            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-                why = Bounded("as many as there are: one is priced; --num-gpus says it")
-                document.miss(trainer.line, key, why)
+            data = trainer.keywords.get(key, Value(1)).data
+            count = _count(data)
+            if count is None:
+                why = "as many GPUs as there are: one is priced; --num-gpus says it"
+                document.miss(trainer.line, "num_gpus", why)
                 return
             number *= count
         if number > 1:
             document.say("num_gpus", number, trainer.line)
 
-    def extras(self) -> Iterator[tuple[int, str, str]]:
-        """What the module has or does besides its model: line, what, and why it matters."""
-        module = self.module
-        if not self.model:
-            yield module.line, module.subclass, f"a module of the script's own ({module.subclass})"
+    def extras(self) -> Iterator[Extra]:
+        """What the module has or does besides its model."""
+        module, name = self.module, self.module.subclass
+        node = self._class()
+        if node is None or not self.model:
+            yield Extra(module.line, name, f"a module of the script's own ({name}) is not read")
             return
-        for name, value in module.attributes.items():
-            if name == "automatic_optimization" and value.data is False:
-                yield module.line, name, "an optimization of the script's own is not read"
-            if name != self.model and not isinstance(value.data, Function) and _holds(value.data):
-                yield module.line, f"{module.subclass}.{name}", "what it adds is not read"
-        for name in sorted(module.methods - _METHODS):
-            yield module.line, f"{module.subclass}.{name}", "what it changes of a step is not read"
-        forwards = {f"self.{self.model}"}
-        forward = _body(module, "forward")
-        if forward and self._is_passed_on(forward):
-            forwards.add("self")
-        for statement in _body(module, "training_step"):
-            if not _is_plain(statement, forwards):
-                words = as_text(statement)
-                yield statement.lineno, "training_step", f"{words}: what it takes is not read"
+        for statement in node.body:
+            if isinstance(statement, ast.FunctionDef) and not statement.decorator_list:
+                if statement.name not in _METHODS:
+                    what = f"{name}.{statement.name}"
+                    yield Extra(statement.lineno, what, "what it changes of a step is not read")
+            elif not _is_text(statement):
+                yield Extra(statement.lineno, name, f"{_start(statement)}: it is not read")
+        methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
+        for statement in _body(methods.get("__init__")):
+            if not self._is_plain(statement):
+                yield Extra(
+                    statement.lineno, name, f"{_start(statement)}: what it adds is not read"
+                )
+        yield from self._of_step(methods)
+        for method in ("validation_step", "test_step", "on_validation_epoch_end"):
+            if ".append(" in "".join(map(as_text, _body(methods.get(method)))):
+                yield Extra(methods[method].lineno, method, "what an evaluation keeps")
+        yield from self._of_mode()
 
-    def _is_passed_on(self, forward: list[ast.stmt]) -> bool:
-        last = forward[-1]
-        call = last.value if isinstance(last, ast.Return) and len(forward) == 1 else None
-        return isinstance(call, ast.Call) and as_text(call.func) == f"self.{self.model}"
+    def _class(self) -> ast.ClassDef | None:
+        """The statement that defines the module, of Lightning's base alone."""
+        nodes = [
+            node
+            for statement in self.found.source.body
+            for node in ast.walk(statement)
+            if isinstance(node, ast.ClassDef) and node.name == self.module.subclass
+        ]
+        own = self.module.name == "LightningModule" and self.module.library in _LIBRARIES
+        bases = [as_text(base).rpartition(".")[2] for node in nodes for base in node.bases]
+        is_plain = len(nodes) == 1 and bases == ["LightningModule"] and not nodes[0].decorator_list
+        return nodes[0] if own and is_plain else None
+
+    def _is_plain(self, statement: ast.stmt) -> bool:
+        """Whether a statement of ``__init__`` adds the model, or nothing."""
+        words = as_text(statement)
+        if isinstance(statement, ast.Pass) or _is_text(statement):
+            return True
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+            # what is called of the model is read where models are
+            starts = ("super().__init__(", "self.save_hyperparameters(", f"self.{self.model}.")
+            return words.startswith(starts)
+        if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+            return False
+        target = statement.targets[0]
+        if isinstance(target, ast.Name) or words.startswith(f"self.{self.model}."):
+            return True  # a name alone adds nothing, and what is put into a model is read elsewhere
+        name = target.attr if isinstance(target, ast.Attribute) else ""
+        value = self.module.attributes.get(name)
+        if as_text(target) != f"self.{name}" or value is None:
+            return False
+        if name == "automatic_optimization":
+            return value.data is True
+        return name == self.model or _is_small(value.data)
+
+    def _of_step(self, methods: dict[str, ast.FunctionDef]) -> Iterator[Extra]:
+        step = _Step({f"self.{self.model}"})
+        forward = _body(methods.get("forward"))
+        last = forward[-1] if len(forward) == 1 else None
+        passed = last.value if isinstance(last, ast.Return) else None
+        if isinstance(passed, ast.Call) and step.is_forward(passed):
+            step.forwards.add("self")
+        body = _body(methods.get("training_step"))
+        if not body:
+            yield Extra(self.module.line, "training_step", "none that can be read")
+        for statement in body:
+            if not step.is_plain(statement):
+                why = f"{_start(statement)}: what it takes is not read"
+                yield Extra(statement.lineno, "training_step", why)
+        if body and step.num_forwards != 1:
+            why = f"{step.num_forwards} forwards of the model: one is priced"
+            yield Extra(body[0].lineno, "training_step", why)
+
+    def _of_mode(self) -> Iterator[Extra]:
+        """What stays switched off: Lightning leaves modules in the mode that they are in."""
+        load = self.found.load
+        if load is None or load.name != "from_pretrained":
+            return
+        if any(call.receiver is not None for call in self.found.on_model("train")):
+            return
+        recomputing = next(self.found.on_model("gradient_checkpointing_enable"), None)
+        if recomputing is not None:
+            why = f"{_EVAL_MODE}: nothing is recomputed; call train() of the model"
+            yield Extra(recomputing.line, recomputing.name, why)
+        why = f"{_EVAL_MODE}: priced are masks of dropout, which it has not"
+        yield Extra(load.line, "dropout", Saving(why))
 
 
 def lightning_of(found: Found) -> LightningRun | None:
@@ -152,67 +271,128 @@ def lightning_of(found: Found) -> LightningRun | None:
         if not isinstance(trainer, Call) or not isinstance(made, Call) or not made.methods:
             continue
         if trainer.library in _LIBRARIES and trainer.name == "Trainer":
-            loads = {
-                name: value
+            names = [
+                name
                 for name, value in made.attributes.items()
                 if found.load is not None and root_of(value.data) is found.load
-            }
-            return LightningRun(trainer, fit, made, next(iter(loads), ""))
+            ]
+            return LightningRun(found, trainer, fit, made, names[0] if len(names) == 1 else "")
     return None
 
 
-def _holds(data: object) -> bool:
-    """Whether what a module keeps may have weights, or memory of its own."""
-    if not isinstance(data, Call):
-        return isinstance(data, list) and any(map(_holds, data))
-    is_loss = data.library == "torch" and data.name.endswith("Loss")
-    return not (is_loss or data.library == "torchmetrics" or data.name == "save_hyperparameters")
+class _Step:
+    """The statements of a ``training_step``, one after the other."""
 
+    def __init__(self, forwards: set[str]) -> None:
+        self.forwards = forwards
+        self.num_forwards = 0
+        self._outputs: set[str] = set()
+        self._losses: set[str] = set()
 
-def _body(module: Call, method: str) -> list[ast.stmt]:
-    """The statements of a method, without its words."""
-    value = module.attributes.get(method)
-    function = None if value is None else value.data
-    node = function.node if isinstance(function, Function) else None
-    if node is None or isinstance(node, ast.Lambda):
-        return []
-    is_text = isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant)
-    return node.body[is_text:]
-
-
-def _is_plain(statement: ast.stmt, forwards: set[str]) -> bool:
-    """Whether a statement of a step calls the model, names its loss, logs or returns it."""
-    if isinstance(statement, ast.Return):
-        value = statement.value
-        if isinstance(value, ast.Dict):
-            keys = [key.value for key in value.keys if isinstance(key, ast.Constant)]
-            return keys == ["loss"] and _is_loss(value.values[0], forwards)
-        return value is not None and _is_loss(value, forwards)
-    if isinstance(statement, ast.Assign):
-        named = all(isinstance(target, ast.Name) for target in statement.targets)
-        return named and _is_loss(statement.value, forwards)
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        call = statement.value
-        return as_text(call.func) in ("self.log", "self.log_dict") and not any(
-            isinstance(each, ast.Call) for part in ast.iter_child_nodes(call)
-            for each in ast.walk(part)
-        )  # fmt: skip
-    return isinstance(statement, ast.Pass)
-
-
-def _is_loss(node: ast.expr, forwards: set[str]) -> bool:
-    """Whether an expression is a call of the model with a batch, or a part of what it returned."""
-    while isinstance(node, (ast.Attribute, ast.Subscript)):
-        if isinstance(node, ast.Attribute) and node.attr != "loss":
+    def is_plain(self, statement: ast.stmt) -> bool:
+        """Whether a statement calls the model, names its loss, logs or returns it."""
+        if isinstance(statement, ast.Return):
+            value = statement.value
+            if isinstance(value, ast.Dict) and len(value.keys) == 1:
+                key = value.keys[0]
+                is_named = isinstance(key, ast.Constant) and key.value == "loss"
+                value = value.values[0] if is_named else None
+            return value is not None and self._is_loss(value)
+        if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+            target = statement.targets[0]
+            if not isinstance(target, ast.Name):
+                return False
+            if self._is_loss(statement.value):
+                self._losses.add(target.id)
+                return True
+            if self._is_outputs(statement.value):
+                self._outputs.add(target.id)
+                return True
             return False
-        node = node.value
-    if isinstance(node, ast.Call):
-        return as_text(node.func) in forwards and not any(
-            isinstance(each, ast.Call)
-            for part in (*node.args, *(word.value for word in node.keywords))
-            for each in ast.walk(part)
+        return isinstance(statement, ast.Pass) or self._logs(statement)
+
+    def is_forward(self, node: ast.Call) -> bool:
+        """Whether a call is of the model, with parts of a batch."""
+        given = (*node.args, *(word.value for word in node.keywords))
+        return as_text(node.func) in self.forwards and all(
+            isinstance(each, (ast.Name, ast.Subscript, ast.Starred)) for each in given
         )
-    return isinstance(node, ast.Name)
+
+    def _is_outputs(self, node: ast.expr) -> bool:
+        if isinstance(node, ast.Call) and self.is_forward(node):
+            self.num_forwards += 1
+            return True
+        return isinstance(node, ast.Name) and node.id in self._outputs
+
+    def _is_loss(self, node: ast.expr) -> bool:
+        """Whether it is the loss of what the model returned."""
+        if isinstance(node, ast.Name):
+            return node.id in self._losses
+        if isinstance(node, ast.Attribute) and node.attr == "loss":
+            return self._is_outputs(node.value)
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            return node.slice.value in ("loss", 0) and self._is_outputs(node.value)
+        return False
+
+    def _logs(self, statement: ast.stmt) -> bool:
+        """Whether numbers are logged that are there already."""
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if not isinstance(call, ast.Call) or as_text(call.func) not in (
+            "self.log",
+            "self.log_dict",
+        ):
+            return False
+        given = [*call.args, *(word.value for word in call.keywords)]
+        parts = [
+            part
+            for each in given
+            for part in ([*each.keys, *each.values] if isinstance(each, ast.Dict) else [each])
+        ]
+        return all(isinstance(part, ast.Constant) or self._is_number(part) for part in parts)
+
+    def _is_number(self, node: ast.expr | None) -> bool:
+        return node is not None and not isinstance(node, ast.Call) and self._is_loss(node)
+
+
+def _is_small(data: object) -> bool:
+    """Whether what a module keeps has no weights, and no memory to speak of."""
+    if data is None or isinstance(data, (str, int, float)):
+        return True
+    if not isinstance(data, Call):
+        return False
+    is_loss = data.library == "torch" and data.name.endswith("Loss")
+    is_metric = data.library == "torchmetrics" and data.name in _METRICS
+    return is_loss or is_metric or data.maker.endswith(("Tokenizer", "Processor"))
+
+
+def _says_dtype(load: Call) -> bool:
+    return bool({"dtype", "torch_dtype", "quantization_config"} & set(load.keywords))
+
+
+def _body(function: ast.FunctionDef | None) -> list[ast.stmt]:
+    """The statements of a method, without its words."""
+    if function is None:
+        return []
+    return function.body[_is_text(function.body[0]) :]
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def _start(statement: ast.stmt) -> str:
+    """The first line of a statement."""
+    return as_text(statement).partition("\n")[0]
+
+
+def _count(data: object) -> int | None:
+    """How many devices ``devices`` stands for; None for as many as there are."""
+    if isinstance(data, str) and data.replace(",", "").strip().isdigit():
+        data = int(data) if data.isdigit() else [each for each in data.split(",") if each]
+    if isinstance(data, list):
+        return len(data) or None
+    is_number = isinstance(data, int) and not isinstance(data, bool) and data > 0
+    return data if isinstance(data, int) and is_number else None
 
 
 def _listed(value: Value | None) -> list[object]:

@@ -34,7 +34,7 @@ def read_loop(found: Found) -> tuple[DocumentReading, set[str]]:
     document = CallDocument(found.source, "transformers", "a loop of its own")
     lightning = lightning_of(found)
     _accelerator(document, found)
-    _batch(document, found)
+    _batch(document, found, [] if lightning is None else lightning.loaders)
     put_lengths(document, found)
     _precision(document, found)
     _optimizer(document, found)
@@ -84,8 +84,8 @@ def _accelerator(document: CallDocument, found: Found) -> None:
                 document.miss(call.line, key, why)
 
 
-def _batch(document: CallDocument, found: Found) -> None:
-    """The batch of the loader that trains: the one that shuffles, else the first."""
+def _batch(document: CallDocument, found: Found, known: list[Call]) -> None:
+    """The batch of the loader that trains: a known one, the one that shuffles, else the first."""
     loaders = [call for call in found.named("DataLoader") if call.receiver is None]
     shuffling = [
         call
@@ -94,7 +94,8 @@ def _batch(document: CallDocument, found: Found) -> None:
         or "batch_sampler" in call.keywords
         or (call.keywords.get("shuffle") or Value(None)).data is True
     ]
-    for call in (shuffling or loaders)[:1]:
+    training = known or shuffling
+    for call in (training or loaders)[:1]:
         value = call.argument(1, "batch_size")
         if "batch_sampler" in call.keywords:
             document.miss_unknown("batch", Unknown("a batch sampler"), call.line)
@@ -102,7 +103,7 @@ def _batch(document: CallDocument, found: Found) -> None:
             document.say("batch", _SAMPLES, call.line)
         else:
             document.put("batch", value, _always(call))
-    _evaluation(document, found, [call for call in loaders if call not in shuffling])
+    _evaluation(document, found, [call for call in loaders if call not in training])
     if not loaders:
         document.miss(
             0,

@@ -58,8 +58,8 @@ def _model(document: CallDocument, found: Found) -> None:
     """Why the model cannot be told, where it cannot; and what stands around it."""
     wrapper, lightning = found.wrapper, lightning_of(found)
     if lightning is not None:
-        for line, what, why in lightning.extras():
-            document.miss(line, what, why)
+        for extra in lightning.extras():
+            document.miss(extra.line, extra.what, extra.why)
     elif wrapper is not None:
         what = f"a module of the script's own ({wrapper.subclass})"
         around = " around the model: what it adds is not read" if found.load else ""

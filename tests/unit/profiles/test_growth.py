@@ -84,6 +84,25 @@ def test_what_is_padded_is_settled_for_no_other_remainder(b, s, down, added, mul
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(
+    b=st.integers(1, 64), s=st.integers(1, 4096), limit=st.integers(64, 4200),
+    multiple=st.sampled_from([2, 4, 8, 16, 32, 64, 128]), in_numbers=st.booleans(),
+)  # fmt: skip
+def test_what_is_done_to_multiples_alone_is_not_missed(b, s, limit, multiple, in_numbers):
+    def is_multiple(b, s):
+        return (s % multiple == 0,)
+
+    toy = Toy(lambda b, s: [b * s * (1 + in_numbers * is_multiple(b, s)[0])], is_multiple)
+    if in_numbers:
+        toy.structure = lambda b, s: ()
+
+    family = grow_family(toy, b, s, max(limit, s), any_remainder=True)
+
+    assert family is None or not wrong(family, toy, s, 4200, step=1)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
     b=st.integers(1, 64), s=st.integers(1, 8192), edge=st.integers(1, 8192),
     kind=st.sampled_from(["window", "number", "structure"]),
 )  # fmt: skip

@@ -19,6 +19,7 @@ class Net(L.LightningModule):
         super().__init__()
         self.save_hyperparameters()
         self.model = AutoModelForSequenceClassification.from_pretrained("bert-base-uncased")
+        self.model.train()
 
     def forward(self, **inputs):
         return self.model(**inputs)
@@ -97,6 +98,8 @@ def test_a_step_may_be_written_in_many_ways(read, step):
         ("max_epochs=3", "gradient_clip_val=0.5", {"max_grad_norm": 0.5}),
         ("max_epochs=3", 'devices=4, num_nodes=2, strategy="ddp"', {"num_gpus": 8}),
         ("max_epochs=3", "devices=[0, 1]", {"num_gpus": 2}),
+        ("max_epochs=3", 'devices="2"', {"num_gpus": 2}),
+        ("max_epochs=3", 'devices="0,1,2"', {"num_gpus": 3}),
         ("import lightning as L", "import pytorch_lightning as L", {"loop": "lightning"}),
         ("import lightning as L", "import lightning.pytorch as L", {"loop": "lightning"}),
     ],
@@ -113,8 +116,8 @@ def test_values_that_are_clipped_one_by_one_have_no_norm(read):
 
 
 TRAPS = [
-    ("self.save_hyperparameters()", "self.head = torch.nn.Linear(768, 5)", "Net.head"),
-    ("self.save_hyperparameters()", "self.automatic_optimization = False", "an optimization"),
+    ("self.save_hyperparameters()", "self.head = torch.nn.Linear(768, 5)", "self.head"),
+    ("self.save_hyperparameters()", "self.automatic_optimization = False", "= False"),
     ("return outputs.loss", "return outputs.loss + self.penalty()", "self.penalty()"),
     ("return outputs.loss", "return outputs.logits.sum()", "outputs.logits"),
     ("self.log(", "self.kept.append(outputs)\n        self.log(", "self.kept.append"),
@@ -130,7 +133,36 @@ TRAPS = [
     ("max_epochs=3", 'strategy="deepspeed_stage_2"', "Lightning's deepspeed_stage_2"),
     ("max_epochs=3", "plugins=[MyPlugin()]", "plugins"),
     ("L.pytorch.callbacks.EarlyStopping(", "L.pytorch.callbacks.StochasticWeightAveraging(",
-     "averages of the weights"),
+     "StochasticWeightAveraging"),
+    ("L.pytorch.callbacks.EarlyStopping(", "EMACallback(", "EMACallback"),
+    ("return outputs.loss", "return outputs", "return outputs"),
+    ("return outputs.loss", "return {**outputs, 'loss': outputs.loss}", "return {**outputs"),
+    ("return outputs.loss", "return {'loss': outputs.loss, 'kept': outputs}", "'kept'"),
+    ("outputs = self.model(**batch)", ("other = self.model(**batch)\n        outputs = "
+     "self.model(**batch)"), "2 forwards"),
+    ("self.model(**batch)", "self.model(**batch, output_attentions=True)", "output_attentions"),
+    ("def training_step", "def other_step", "Net.other_step"),
+    ("    def training_step", "    training_step = fast_step\n\n    def other_step", "fast_step"),
+    ("    def training_step", "    @torch.no_grad()\n    def training_step", "no_grad"),
+    ("class Net(L.LightningModule)", "from my import Base\n\n\nclass Net(Base)", "script's own"),
+    ("class Net(L.LightningModule):", ("class Base(L.LightningModule):\n    def __init__(self):\n"
+     "        self.extra = torch.nn.Linear(9, 9)\n\n\nclass Net(Base):"),
+     "script's own"),
+    ("self.save_hyperparameters()", "self.head = make_head()", "make_head"),
+    ("self.save_hyperparameters()", "setattr(self, 'head', torch.nn.Linear(9, 9))", "setattr"),
+    ("self.save_hyperparameters()", "self.fid = torchmetrics.image.fid.FrechetInceptionDistance()",
+     "self.fid"),
+    ("self.save_hyperparameters()", "if lr:\n            self.head = torch.nn.Linear(9, 9)",
+     "if lr"),
+    ("    def __init__", "    automatic_optimization = False\n\n    def __init__",
+     "automatic_optimization = False"),
+    ("    def validation_step", ("    def on_train_epoch_start(self):\n        unfreeze(self)\n\n"
+     "    def validation_step"), "on_train_epoch_start"),
+    ("max_epochs=3", "strategy=choose()", "strategy"),
+    ("max_epochs=3", 'strategy="ddp_find_unused_parameters_true"', "strategy"),
+    ("max_epochs=3", 'accelerator="cpu"', "accelerator"),
+    ("max_epochs=3", "devices=-1", "num_gpus"),
+    ("max_epochs=3", "accumulate_grad_batches={0: 4}", "grad_accum"),
     ('precision="bf16-mixed"', 'precision="64-true"', "precision"),
 ]  # fmt: skip
 
@@ -142,9 +174,51 @@ def test_what_is_not_a_model_alone_is_named(read, old, new, said):
     assert run.setup.unpriced or run.setup.overpriced
 
 
-def test_how_many_gpus_are_taken_where_that_is_left_open_is_said(read):
-    run = read(("max_epochs=3", "devices=-1"))
-    assert any("--num-gpus says it" in remark for remark in missed(run))
+def test_a_module_that_is_cast_whole_is_not_priced_in_the_dtype_of_its_load(read):
+    run = read(
+        ('"bert-base-uncased")', '"bert-base-uncased", dtype=torch.float32)'),
+        ('precision="bf16-mixed"', 'precision="bf16-true"'),
+    )
+    assert any("all of the module becomes bfloat16" in remark for remark in missed(run))
+    assert run.setup.unpriced
+
+
+def test_a_model_that_stays_in_eval_mode_recomputes_nothing(read):
+    """Lightning 2.2 and later train a module in the mode that it is in."""
+    train = "self.model.train()"
+    run = read((train, "pass"))
+    assert not run.setup.unpriced
+    assert any("eval mode" in words for words in run.setup.overpriced)
+    run = read((train, "self.model.gradient_checkpointing_enable()"))
+    assert any("nothing is recomputed" in words for words in run.setup.unpriced)
+    run = read((train, f"{train}\n        self.model.gradient_checkpointing_enable()"))
+    assert run.options["checkpointing"] == "full"
+    assert not run.setup.unpriced
+
+
+def test_the_batch_is_that_of_the_loader_that_trains(read):
+    fit = "trainer.fit(net, DataLoader(rows, batch_size=16, shuffle=True), "
+    val = "val = DataLoader(rows, batch_size=24, shuffle=True)\n"
+    run = read((fit, f"{val}trainer.fit(net, DataLoader(rows, batch_size=16), "))
+    assert run.options["batch"] == 16
+    loaders = (
+        "    def val_dataloader(self):\n        return DataLoader(rows, batch_size=24)\n\n"
+        "    def train_dataloader(self):\n        return DataLoader(rows, batch_size=16)\n\n"
+        "    def validation_step"
+    )
+    run = read(
+        ("    def validation_step", loaders), (SCRIPT[SCRIPT.index(fit) :], "trainer.fit(net)")
+    )
+    assert run.options["batch"] == 16
+    assert not run.setup.unpriced, missed(run)
+
+
+def test_what_is_behind_the_training_is_no_part_of_it(read):
+    run = read(
+        ("net = Net()", "net = Net()\nrows = []"),
+        ("batch_size=16))\n", "batch_size=16))\ntrainer.validate(net)\n"),
+    )
+    assert not run.setup.unpriced, missed(run)
 
 
 @pytest.mark.parametrize(
