@@ -59,7 +59,7 @@ _CHECKPOINTING = ("none", "full")
 _BF16 = {"bf16": True}
 _NO_TARGETS = frozenset(
     "clip dinov2 distilbert gpt_oss granite mixtral modernbert olmo2 olmo3 phi3 "
-    "qwen3_moe resnet siglip smollm3 vit wav2vec2 whisper".split()
+    "qwen3_moe resnet siglip smollm3 vit whisper".split()
 )
 """Architectures whose modules have to be named for adapters: peft knows or takes no usual ones."""
 _NOT_CHECKPOINTED = frozenset(("resnet",))
