@@ -183,7 +183,12 @@ def notes_of(run: Run, main: TargetGpu, rows: tuple[Row, ...], peaks: Peaks) -> 
             "copies of them at the peak: at small batches that can outweigh what the smaller "
             "activations save."
         )
-    if setup.grad_accum > 1:
+    if setup.keeps_old_gradients:
+        notes.append(
+            "gradients are dropped between forward and backward, so those of a step are alive "
+            "during the next one's forward, with and without accumulation."
+        )
+    elif setup.grad_accum > 1:
         notes.append(
             "gradient accumulation keeps the gradients alive during the next forward, so it is not "
             "free: the peak moves from the first micro-step to the second."

@@ -31,8 +31,9 @@ def read_loop(found: Found) -> tuple[DocumentReading, set[str]]:
     Raises:
         ConfigError: a value that cannot be.
     """
-    document = CallDocument(found.source, "transformers", "a loop of its own")
     lightning = lightning_of(found)
+    title = "a loop of its own" if lightning is None else "Lightning"
+    document = CallDocument(found.source, "transformers", title)
     _accelerator(document, found)
     _batch(document, found, [] if lightning is None else lightning.loaders)
     put_lengths(document, found)

@@ -300,3 +300,20 @@ def test_fp16_autocast_over_fp16_weights_of_the_config_is_refused_with_advice(tm
 
     with pytest.raises(ConfigError, match="gradient scaler refuses"):
         ask(model=str(path), fp16=True)
+
+
+def test_what_keeps_gradients_alive_is_said_of_each_loop() -> None:
+    """Lightning drops them behind the forward; a script that accumulates, behind the step."""
+    late, accumulated = "between forward and backward", "accumulation keeps the gradients alive"
+    words = {
+        loop: " ".join(memest.estimate("gpt2?n_layer=2", batch=2, seq_len=64, **options).notes)
+        for loop, options in {
+            "lightning": {"loop": "lightning"},
+            "kept": {"loop": "lightning", "zero_grad": "zero"},
+            "plain": {"loop": "plain", "grad_accum": 2},
+        }.items()
+    }
+    assert late in words["lightning"]
+    assert late not in words["kept"]
+    assert accumulated in words["plain"]
+    assert accumulated not in words["lightning"]
