@@ -92,7 +92,8 @@ def test_campaigns_grow_and_the_standard_one_records():
     assert counts == sorted(counts)
     standard = read_campaign("standard").cases
     assert sum(case.record_events for case in standard) >= 10
-    assert {case.setup.loop for case in standard} == set(Loop)
+    # Lightning is a package that calibration does not need
+    assert {case.setup.loop for case in standard} == {*Loop} - {Loop.LIGHTNING}
     assert {case.setup.precision for case in standard} == set(Precision)
 
 
