@@ -39,9 +39,13 @@ def right(family, toy, batch, length):
 
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(batch=st.integers(1, 16), lengths=st.lists(SIZES, min_size=3, max_size=6), asked=SIZES)
-def test_where_nothing_is_padded_every_length_between_is_known(batch, lengths, asked):
+@given(
+    batch=st.integers(1, 16), lengths=st.lists(SIZES, min_size=3, max_size=6), asked=SIZES,
+    whole=st.integers(1, 32),
+)  # fmt: skip
+def test_where_nothing_is_padded_every_length_between_is_known(batch, lengths, asked, whole):
     assume(odd_and_even(lengths))
+    lengths = [*lengths, whole * 128]  # what is done to multiples would show there
     toy = Toy(lambda b, s: [b * s * (s + 1) // 2, (b - 1) * (s - 1) * 7, b * b * 4])
 
     family = told(toy, batch, lengths)
@@ -86,8 +90,8 @@ def test_a_window_is_not_missed(batch, lengths, window, said, asked):
 
 @pytest.mark.parametrize(
     "lengths",
-    [(512, 256, 1024), (512, 514, 1026), (511, 513, 1023), (512, 513, 641)],
-    ids=["one remainder", "even ones", "odd ones", "two remainders"],
+    [(512, 256, 1024), (512, 514, 1026), (511, 513, 1023), (512, 513, 641), (500, 333, 202)],
+    ids=["one remainder", "even ones", "odd ones", "two remainders", "no multiple"],
 )
 def test_too_few_remainders_tell_nothing(lengths):
     assert told(Toy(lambda b, s: []), 4, lengths) is None
