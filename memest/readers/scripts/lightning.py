@@ -46,6 +46,8 @@ _METHODS = frozenset(
     train_dataloader val_dataloader test_dataloader predict_dataloader prepare_data""".split()
 )
 """Methods of a module that are read here, or have no part in a training step."""
+_DTYPES = ("dtype", "torch_dtype", "quantization_config", "load_in_4bit", "load_in_8bit")
+"""Arguments of a load that say what weights are stored in."""
 _EVAL_MODE = "from_pretrained leaves a model in eval mode, and Lightning does not call train()"
 
 
@@ -82,23 +84,27 @@ class LightningRun:
     model: str
 
     @property
-    def loaders(self) -> list[Call]:
-        """The loaders that train, where it can be told which those are."""
-        given = self.fit.argument(1, "train_dataloaders")
+    def loader(self) -> Call | Unknown:
+        """The loader that trains, or why it cannot be told."""
+        given = self.fit.argument(1, "train_dataloaders", "datamodule")
         call = None if given is None else root_of(given.data)
         if isinstance(call, Call) and call.name == "DataLoader":
-            return [call]
+            return call
+        unknown = Unknown("the loader that fit is given", self.fit.line)
+        if given is not None and not (isinstance(call, Call) and call.methods):
+            return unknown  # nor is it a module of data that the script defines
         spans = [
             (node.lineno, node.end_lineno or node.lineno)
             for statement in self.found.source.body
             for node in ast.walk(statement)
             if isinstance(node, ast.FunctionDef) and node.name == "train_dataloader"
         ]
-        return [
-            call
-            for call in self.found.named("DataLoader")
-            if any(first <= call.line <= last for first, last in spans)
+        every = list(self.found.named("DataLoader"))
+        inside = [
+            each for each in every if any(first <= each.line <= last for first, last in spans)
         ]
+        loaders = inside or every
+        return loaders[0] if len(loaders) == 1 else unknown
 
     def read(self, document: CallDocument) -> None:
         """Put down what the Trainer is told."""
@@ -190,10 +196,9 @@ class LightningRun:
                     statement.lineno, name, f"{_start(statement)}: what it adds is not read"
                 )
         yield from self._of_step(methods)
-        for method in ("validation_step", "test_step", "on_validation_epoch_end"):
+        for method in ("validation_step", "test_step"):
             if ".append(" in "".join(map(as_text, _body(methods.get(method)))):
                 yield Extra(methods[method].lineno, method, "what an evaluation keeps")
-        yield from self._of_mode()
 
     def _class(self) -> ast.ClassDef | None:
         """The statement that defines the module, of Lightning's base alone."""
@@ -220,8 +225,11 @@ class LightningRun:
         if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
             return False
         target = statement.targets[0]
-        if isinstance(target, ast.Name) or words.startswith(f"self.{self.model}."):
-            return True  # a name alone adds nothing, and what is put into a model is read elsewhere
+        if isinstance(target, ast.Name):
+            nodes = ast.walk(statement.value)  # a name alone adds nothing
+            return not any(isinstance(each, ast.Name) and each.id == "self" for each in nodes)
+        if words.startswith(f"self.{self.model}."):
+            return True  # what is put into a model is read elsewhere
         name = target.attr if isinstance(target, ast.Attribute) else ""
         value = self.module.attributes.get(name)
         if as_text(target) != f"self.{name}" or value is None:
@@ -248,17 +256,29 @@ class LightningRun:
             why = f"{step.num_forwards} forwards of the model: one is priced"
             yield Extra(body[0].lineno, "training_step", why)
 
-    def _of_mode(self) -> Iterator[Extra]:
-        """What stays switched off: Lightning leaves modules in the mode that they are in."""
+    def of_mode(self, *, recomputes: bool) -> Iterator[Extra]:
+        """What stays switched off: Lightning leaves modules in the mode that they are in.
+
+        Args:
+            recomputes: checkpointing is switched on.
+        """
         load = self.found.load
         if load is None or load.name != "from_pretrained":
             return
-        if any(call.receiver is not None for call in self.found.on_model("train")):
-            return
-        recomputing = next(self.found.on_model("gradient_checkpointing_enable"), None)
-        if recomputing is not None:
+        modes = self.found.early(
+            tuple(
+                call
+                for call in self.found.named("train", "eval")
+                if root_of(call.receiver) in (load, self.module)
+            )
+        )
+        if modes and modes[-1].name == "train" and not modes[-1].conditional:
+            flag = modes[-1].argument(0, "mode")
+            if flag is None or flag.data is True:
+                return
+        if recomputes:
             why = f"{_EVAL_MODE}: nothing is recomputed; call train() of the model"
-            yield Extra(recomputing.line, recomputing.name, why)
+            yield Extra(load.line, "checkpointing", why)
         why = f"{_EVAL_MODE}: priced are masks of dropout, which it has not"
         yield Extra(load.line, "dropout", Saving(why))
 
@@ -366,7 +386,7 @@ def _is_small(data: object) -> bool:
 
 
 def _says_dtype(load: Call) -> bool:
-    return bool({"dtype", "torch_dtype", "quantization_config"} & set(load.keywords))
+    return not {*load.keywords}.isdisjoint(_DTYPES)
 
 
 def _body(function: ast.FunctionDef | None) -> list[ast.stmt]:

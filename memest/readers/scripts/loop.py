@@ -35,7 +35,7 @@ def read_loop(found: Found) -> tuple[DocumentReading, set[str]]:
     title = "a loop of its own" if lightning is None else "Lightning"
     document = CallDocument(found.source, "transformers", title)
     _accelerator(document, found)
-    _batch(document, found, [] if lightning is None else lightning.loaders)
+    _batch(document, found, None if lightning is None else lightning.loader)
     put_lengths(document, found)
     _precision(document, found)
     _optimizer(document, found)
@@ -85,8 +85,17 @@ def _accelerator(document: CallDocument, found: Found) -> None:
                 document.miss(call.line, key, why)
 
 
-def _batch(document: CallDocument, found: Found, known: list[Call]) -> None:
-    """The batch of the loader that trains: a known one, the one that shuffles, else the first."""
+def _batch(document: CallDocument, found: Found, loader: Call | Unknown | None) -> None:
+    """The batch of the loader that trains: the one that shuffles, else the first.
+
+    Args:
+        document: it is put into.
+        found: the script.
+        loader: that trains, where whoever trains is given it; None where nobody is.
+    """
+    if isinstance(loader, Unknown):
+        document.miss_unknown("batch", loader, loader.line)
+        return
     loaders = [call for call in found.named("DataLoader") if call.receiver is None]
     shuffling = [
         call
@@ -95,7 +104,7 @@ def _batch(document: CallDocument, found: Found, known: list[Call]) -> None:
         or "batch_sampler" in call.keywords
         or (call.keywords.get("shuffle") or Value(None)).data is True
     ]
-    training = known or shuffling
+    training = shuffling if loader is None else [loader]
     for call in (training or loaders)[:1]:
         value = call.argument(1, "batch_size")
         if "batch_sampler" in call.keywords:

@@ -101,8 +101,9 @@ def _other_models(document: CallDocument, found: Found) -> None:
 
 def _others(document: CallDocument, found: Found) -> None:
     """Loops of other libraries, generation, what is shared between GPUs."""
+    priced = {"Lightning"} if lightning_of(found) is not None else set()
     for library in dict.fromkeys(call.library for call in found.calls):
-        if library in SCRIPT_LOOPS and lightning_of(found) is None:
+        if library in SCRIPT_LOOPS and SCRIPT_LOOPS[library] not in priced:
             call = next(each for each in found.calls if each.library == library)
             document.miss(
                 call.line, call.path, f"{SCRIPT_LOOPS[library]}'s loop: priced is a plain one"

@@ -15,6 +15,7 @@ from memest.readers.effects import OPTIONS_OF_4BIT, OPTIONS_OF_LORA
 from memest.readers.scripts.command_line import CommandLine
 from memest.readers.scripts.follow import follow
 from memest.readers.scripts.found import Found, find
+from memest.readers.scripts.lightning import lightning_of
 from memest.readers.scripts.loading import read_adapter, read_loading
 from memest.readers.scripts.loop import read_loop
 from memest.readers.scripts.remarks import read_remarks
@@ -84,9 +85,20 @@ class Script:
                 remark
                 for part in parts
                 for remark in self._of_task(part.not_modelled, str(_value(last, "task")), last)
-            ),
+            )
+            + self._of_mode(last),
             samples_per_step=parts[0].samples_per_step,
         )
+
+    def _of_mode(self, values: Mapping[str, ReadValue]) -> tuple[Remark, ...]:
+        """What is switched on and does nothing, in the mode that the model is in."""
+        lightning = lightning_of(self.found)
+        if lightning is None:
+            return ()
+        recomputes = _value(values, "checkpointing") not in (None, "none")
+        extras = lightning.of_mode(recomputes=recomputes)
+        place = self.found.source.place
+        return tuple(Remark(f"{place(each.line)} {each.what}", each.why) for each in extras)
 
     def _of_task(
         self, remarks: Iterable[Remark], task: str, values: Mapping[str, ReadValue]

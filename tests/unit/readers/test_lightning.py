@@ -149,6 +149,11 @@ TRAPS = [
      "        self.extra = torch.nn.Linear(9, 9)\n\n\nclass Net(Base):"),
      "script's own"),
     ("self.save_hyperparameters()", "self.head = make_head()", "make_head"),
+    ("self.save_hyperparameters()", "head = self.add_module('head', torch.nn.Linear(9, 9))",
+     "add_module"),
+
+    ("import lightning as L", "import deepspeed\nimport lightning as L\ndeepspeed.initialize()",
+     "DeepSpeed's loop"),
     ("self.save_hyperparameters()", "setattr(self, 'head', torch.nn.Linear(9, 9))", "setattr"),
     ("self.save_hyperparameters()", "self.fid = torchmetrics.image.fid.FrechetInceptionDistance()",
      "self.fid"),
@@ -191,6 +196,19 @@ def test_a_model_that_stays_in_eval_mode_recomputes_nothing(read):
     assert any("eval mode" in words for words in run.setup.overpriced)
     run = read((train, "self.model.gradient_checkpointing_enable()"))
     assert any("nothing is recomputed" in words for words in run.setup.unpriced)
+    prepared = (
+        "from peft import prepare_model_for_kbit_training\n"
+        "        self.model = prepare_model_for_kbit_training(self.model)"
+    )
+    four_bits = ('"bert-base-uncased")', '"bert-base-uncased", load_in_4bit=True)')
+    run = read((train, prepared), four_bits)
+    assert run.options["checkpointing"] == "full"
+    assert any("nothing is recomputed" in words for words in run.setup.unpriced)
+    run = read((train, f"{train}\n        self.model.eval()"))
+    assert any("eval mode" in words for words in run.setup.overpriced)
+    run = read(("max_epochs=3", "max_steps=9"), ("net = Net()\n", "net = Net()\nother.train()\n"),
+               (train, "pass"))  # fmt: skip
+    assert any("eval mode" in words for words in run.setup.overpriced)
     run = read((train, f"{train}\n        self.model.gradient_checkpointing_enable()"))
     assert run.options["checkpointing"] == "full"
     assert not run.setup.unpriced
@@ -211,6 +229,17 @@ def test_the_batch_is_that_of_the_loader_that_trains(read):
     )
     assert run.options["batch"] == 16
     assert not run.setup.unpriced, missed(run)
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["make_loader()", "datamodule=Data()", "[DataLoader(rows, batch_size=4)]"],
+)
+def test_a_loader_that_cannot_be_told_is_not_guessed(read, given):
+    fit = "trainer.fit(net, DataLoader(rows, batch_size=16, shuffle=True), "
+    run = read((fit, f"trainer.fit(net, {given}, val_dataloaders="))
+    assert any("--batch says it" in remark for remark in missed(run))
+    assert run.setup.unpriced
 
 
 def test_what_is_behind_the_training_is_no_part_of_it(read):
