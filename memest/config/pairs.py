@@ -345,7 +345,11 @@ _PAIRS = (
     ),
     Pair("lightning", "--torch-compile", lambda s: s.torch_compile),
     Pair("lightning", _STEPS_IN_BACKWARD, lambda s: s.steps_in_backward),
-    Pair("lightning", "--with", lambda s: s.life is not None and s.life.is_asked),
+    Pair(
+        "lightning",
+        "saving, resuming and host memory (--with, --host-memory)",
+        lambda s: s.life is not None and s.life.is_asked,
+    ),
     Pair("model", "--zero", lambda s: s.distributed.zero),
     Pair(
         "tp",

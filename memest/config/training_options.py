@@ -408,18 +408,6 @@ class TrainingOptions:
         return self.has_reference and self.adapter is None
 
     @property
-    def is_prepared_by_accelerate(self) -> bool:
-        """Whether accelerate prepares model and optimizer, as it does for the Trainer too."""
-        return self.loop in (Loop.TRAINER, Loop.ACCELERATE)
-
-    @property
-    def keeps_old_gradients(self) -> bool:
-        """Whether gradients are alive during the next step's forward."""
-        late = self.zero_grad_at is ZeroGradAt.BEFORE_BACKWARD
-        is_late = late or self.loop is Loop.LIGHTNING
-        return is_late and self.zero_grad is not ZeroGrad.ZERO  # which drops none at all
-
-    @property
     def optimizer(self) -> str:
         """The name of the optimizer, that of the release where none was named."""
         if self.optim != "auto":

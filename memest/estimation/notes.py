@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from memest.config.idle_options import idle_options
 from memest.config.installed import unverified_note
-from memest.config.setup import Setup
+from memest.config.setup import Loop, Setup, ZeroGrad, ZeroGradAt
 from memest.estimation.assumption import Usual
 from memest.estimation.batches import batch_sizes
 from memest.estimation.gpu_target import TargetGpu, TargetGpus
@@ -183,7 +183,7 @@ def notes_of(run: Run, main: TargetGpu, rows: tuple[Row, ...], peaks: Peaks) -> 
             "copies of them at the peak: at small batches that can outweigh what the smaller "
             "activations save."
         )
-    if setup.keeps_old_gradients:
+    if _keeps_old_gradients(setup):
         notes.append(
             "gradients are dropped between forward and backward, so those of a step are alive "
             "during the next one's forward, with and without accumulation."
@@ -193,8 +193,19 @@ def notes_of(run: Run, main: TargetGpu, rows: tuple[Row, ...], peaks: Peaks) -> 
             "gradient accumulation keeps the gradients alive during the next forward, so it is not "
             "free: the peak moves from the first micro-step to the second."
         )
+    if setup.loop is Loop.LIGHTNING and setup.checkpointing != "none":
+        notes.append(
+            "the model is taken to be in training mode: from_pretrained leaves one in eval mode, "
+            "in which nothing is recomputed, and Lightning does not call train()."
+        )
     notes.append(scope_note(setup))
     return notes
+
+
+def _keeps_old_gradients(setup: Setup) -> bool:
+    """Whether gradients are dropped behind the next step's forward, if they are dropped at all."""
+    late = setup.loop is Loop.LIGHTNING or setup.zero_grad_at is ZeroGradAt.BEFORE_BACKWARD
+    return late and setup.zero_grad is not ZeroGrad.ZERO
 
 
 def host_notes(setup: Setup, stream: Stream, num_batches: int) -> list[str]:

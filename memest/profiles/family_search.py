@@ -1,11 +1,11 @@
 """The family that answers for sizes and for those around them: put together, or grown.
 
-A family is grown over lengths of one remainder by 128, because padding to a multiple adds the same
-to all of them. Batches of drawn lengths have any remainder, and a family for each would be dozens
-of traces that all say the same. So what was traced at several remainders is put together first:
-what is padded to an even multiple is padded by different amounts at an odd length and at an even
-one, so no short formula has both, and each remainder keeps a family of its own. Where every number
-has one formula for all of them, it holds between them too.
+People ask about lengths of any remainder by 128, and a family for each would be dozens of traces
+that all say the same. So what was traced at several remainders is put together first, and where
+that is not enough a family is grown over all of them: what is padded is padded by different amounts
+at an odd length and at a multiple of 128, so no short formula has both. Then each remainder keeps a
+family of its own, to all of whose lengths padding adds the same. Where every number has one formula
+for all of them, it holds between them too.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def grow(
         n: v for n, v in base_sizes.items() if n not in axes and not (tied and n == "target_len")
     }
     moduli = tuple(r.modulus for r in ranges.values())
-    any_remainder = any(axis in LENGTHS and r.modulus == 1 for axis, r in ranges.items())
+    any_remainder = any(r.settles > 1 for r in ranges.values())
     num_traced = 0
 
     def trace_point(point: Point) -> None:

@@ -388,7 +388,7 @@ def make_run(
         micro_steps=plan.micro_steps_by_step,
         set_to_none=sets_to_none(setup, gpu.torch),
         scaler=torch.amp.GradScaler("cuda") if uses_grad_scaler(setup) else None,
-        outputs_to_fp32=setup.is_prepared_by_accelerate and transformers >= (4, 31),
+        outputs_to_fp32=setup.loop in (Loop.TRAINER, Loop.ACCELERATE) and transformers >= (4, 31),
         # Trainer.__init__: where ranks share sequences by Ulysses, DeepSpeed's loss counts itself
         counts_items=trainer and setup.distributed.sp == 1 and _takes_loss_kwargs(base_of(model)),
         shifts_labels=_shifts_labels(base_of(model)),

@@ -309,11 +309,13 @@ def test_what_keeps_gradients_alive_is_said_of_each_loop() -> None:
         loop: " ".join(memest.estimate("gpt2?n_layer=2", batch=2, seq_len=64, **options).notes)
         for loop, options in {
             "lightning": {"loop": "lightning"},
-            "kept": {"loop": "lightning", "zero_grad": "zero"},
+            "kept": {"loop": "lightning", "zero_grad": "zero", "checkpointing": "full"},
             "plain": {"loop": "plain", "grad_accum": 2},
         }.items()
     }
     assert late in words["lightning"]
     assert late not in words["kept"]
+    assert "taken to be in training mode" in words["kept"]
+    assert "in training mode" not in words["lightning"]
     assert accumulated in words["plain"]
     assert accumulated not in words["lightning"]
