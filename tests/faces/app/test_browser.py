@@ -200,7 +200,7 @@ def test_back_leads_to_the_question_before(explorer: str, browser: Any) -> None:
     verdict_is(page, "Does not fit")
     page.go_back()
     verdict_is(page, "Fits")
-    assert page.get_by_label("Batch", exact=True).input_value() == "8"
+    playwright_api.expect(batch).to_have_value("8", timeout=PATIENCE_MS)  # drawn after the verdict
     assert "precision=bf16" in page.url
     page.close()
 
