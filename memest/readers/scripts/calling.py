@@ -15,7 +15,17 @@ from memest.readers.scripts.command_line import (
 )
 from memest.readers.scripts.expressions import Expressions, Names, as_text
 from memest.readers.scripts.source import Source
-from memest.readers.scripts.things import Call, Class, Function, Namespace, Symbol, Unknown, Value
+from memest.readers.scripts.things import (
+    Call,
+    Class,
+    Function,
+    NamedPart,
+    Namespace,
+    Part,
+    Symbol,
+    Unknown,
+    Value,
+)
 
 __all__ = ["COPIES_OF_WEIGHTS", "WRAPPERS", "Calls", "is_over_weights", "root_of"]
 
@@ -51,6 +61,9 @@ _CHANGES_OF_PARTS = frozenset(
     update_from_string reset_parameters""".split()
 )
 """Methods that change a part of a model, ``model.lm_head.to(torch.float32)``."""
+_PARAMETERS = ("parameters", "named_parameters")
+_WHOLE_MODELS = ("module", "_orig_mod")
+"""Attributes by which wrappers have the model that they are given."""
 _RUNNERS = frozenset(("Fire", "run", "notebook_launcher"))
 """Functions that call the one they are given: Fire's, Typer's, accelerate's."""
 
@@ -116,8 +129,10 @@ class Calls(Expressions):
         """Its calls are made for every item; what it makes cannot be told."""
         inner = Names(names)
         over_weights = False
+        weights = None
         for generator in node.generators:
-            over_weights |= is_over_weights(self.value_of(generator.iter, inner))
+            weights = self.value_of(generator.iter, inner)
+            over_weights |= is_over_weights(weights)
             self._forget(generator.target, inner)
             for condition in generator.ifs:
                 self.value_of(condition, inner)
@@ -128,7 +143,22 @@ class Calls(Expressions):
             self.value_of(part, inner)
         self._loops.pop()
         self._loops_over_weights -= over_weights
-        return self.unknown(node)
+        if weights is None or len(node.generators) > 1 or not isinstance(parts[0], ast.Name):
+            return self.unknown(node)
+        if over_weights:
+            return self._chosen(node, weights, node.generators[0].ifs)
+        return weights if isinstance(weights.data, Part) else self.unknown(node)
+
+    def _chosen(
+        self, node: ast.expr, weights: Value, conditions: Sequence[ast.expr | None]
+    ) -> Value:
+        """Those of a model's parameters for which conditions hold: all that train, or a part."""
+        if all(
+            isinstance(condition, ast.Attribute) and condition.attr == "requires_grad"
+            for condition in conditions
+        ):
+            return weights
+        return Value(NamedPart(as_text(node), node.lineno))
 
     def _forget(self, target: ast.expr, names: Names) -> None:
         """Names that a loop gives a value anew."""
@@ -145,12 +175,22 @@ class Calls(Expressions):
             base = self.value_of(node.func.value, names)
             if not isinstance(base.data, Symbol):
                 self._note_part(node, base, names, arguments)
+                if node.func.attr in _PARAMETERS and isinstance(base.data, Unknown):
+                    whole, path = self._whole_of(node.func, names)
+                    if path in _WHOLE_MODELS:
+                        base = base.with_data(whole)
+                    elif path:
+                        return Value(Part(as_text(node), node.lineno))
                 return self._method(node, base, node.func.attr, arguments, keywords)
             target: Any = Symbol(f"{base.data.path}.{node.func.attr}")
         else:
             is_builtin = isinstance(node.func, ast.Name) and names.find(node.func.id) is None
             if is_builtin and isinstance(node.func, ast.Name):
                 self._note_setattr(node.func.id, node, arguments)
+                if node.func.id in ("filter", "list", "tuple", "iter") and arguments:
+                    weights = arguments[-1]
+                    if is_over_weights(weights):
+                        return self._chosen(node, weights, _condition(arguments[:-1]))
                 value = self.builtin(node.func.id, node, arguments, keywords)
                 if value is None and not hasattr(builtins, node.func.id):
                     # of a file that is not read: from x import *
@@ -272,22 +312,27 @@ class Calls(Expressions):
 
     def _note_part(self, node: ast.Call, base: Value, names: Names, arguments: list[Value]) -> None:
         """A change of a part, ``model.lm_head.float()``, as if something were put there."""
-        func: ast.expr = node.func
+        func = node.func
         if not isinstance(base.data, Unknown) or not isinstance(func, ast.Attribute):
             return
         if func.attr not in _CHANGES_OF_PARTS:
             return
+        whole, path = self._whole_of(func, names)
+        if whole is not None:
+            self._note(f"={path}", node.lineno, arguments, {}, receiver=whole)
+
+    def _whole_of(self, func: ast.Attribute, names: Names) -> tuple[Call | None, str]:
+        """Of a method of a part, ``model.lm_head.float``: the model and the path of the part."""
         parts: list[str] = []
-        func = func.value
-        while isinstance(func, (ast.Attribute, ast.Subscript)):
-            if isinstance(func, ast.Attribute):
-                parts.append(func.attr)
-            func = func.value
-            whole = self.value_of(func, names).data
+        inner = func.value
+        while isinstance(inner, (ast.Attribute, ast.Subscript)):
+            if isinstance(inner, ast.Attribute):
+                parts.append(inner.attr)
+            inner = inner.value
+            whole = self.value_of(inner, names).data
             if isinstance(whole, Call) and parts:
-                path = ".".join(reversed(parts))
-                self._note(f"={path}", node.lineno, arguments, {}, receiver=whole)
-                return
+                return whole, ".".join(reversed(parts))
+        return None, ""
 
     def _of_plain(self, node: ast.Call, base: Value, name: str, arguments: list[Value]) -> Value:
         data = base.data
@@ -442,6 +487,12 @@ class Calls(Expressions):
         )
         self.calls.append(call)
         return call
+
+
+def _condition(functions: Sequence[Value]) -> list[ast.expr | None]:
+    """What a function that is given to ``filter`` asks of a parameter; None for one of others."""
+    nodes = [each.data.node if isinstance(each.data, Function) else None for each in functions]
+    return [each.body if isinstance(each, ast.Lambda) else None for each in nodes]
 
 
 def is_over_weights(value: Value) -> bool:

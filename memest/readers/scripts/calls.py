@@ -6,8 +6,10 @@ torch 2.13, with those that earlier releases had.
 
 from __future__ import annotations
 
+from textwrap import shorten
+
 from memest.readers.scripts.calling import root_of
-from memest.readers.scripts.things import Call, Class, Value
+from memest.readers.scripts.things import Call, Class, NamedPart, Part, Value
 
 __all__ = [
     "ADAPTERS",
@@ -17,6 +19,7 @@ __all__ = [
     "is_optimizer",
     "optimizer_name",
     "task_of",
+    "updated_part",
 ]
 
 _TASKS = {
@@ -193,6 +196,22 @@ def optimizer_name(call: Call) -> str | None:
     if foreach is not None and foreach.data is False and name in _LOOPS:
         return f"{name}_loop"
     return name
+
+
+def updated_part(call: Call) -> str:
+    """That an optimizer has a part of the model's parameters, in words; empty where it has all.
+
+    Lists that go by names are the usual groups, with weight decay and without: together all.
+    """
+    first = call.argument(0, "params", "optimizer_grouped_parameters")
+    groups = [None if first is None else first.data]
+    if isinstance(groups[0], list):
+        groups = [each.get("params") if isinstance(each, dict) else each for each in groups[0]]
+    parts = [each for each in groups if isinstance(each, Part)]
+    if not parts or (len(groups) > 1 and all(isinstance(each, NamedPart) for each in groups)):
+        return ""
+    what = shorten(", ".join(part.why for part in parts), 60, placeholder=" ...")
+    return f"it has {what} alone: all parameters are priced as updated"
 
 
 def _given(call: Call, name: str) -> bool:

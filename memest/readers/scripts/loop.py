@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memest.readers.mapping import KeyTable, read_table
 from memest.readers.scripts.calling import root_of
-from memest.readers.scripts.calls import optimizer_name
+from memest.readers.scripts.calls import optimizer_name, updated_part
 from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.found import Found
 from memest.readers.scripts.lengths import put_lengths
@@ -180,6 +180,9 @@ def _optimizer(document: CallDocument, found: Found) -> None:
         decay = call.keywords.get("weight_decay")
         if decay is not None:
             document.put("weight_decay", decay, _always(call))
+        part = updated_part(call)
+        if part:
+            document.miss(call.line, call.name, Saving(part))
         amsgrad = call.keywords.get("amsgrad")
         if amsgrad is not None and amsgrad.data is not False:
             document.miss(call.line, "amsgrad", "a further state")

@@ -11,7 +11,9 @@ __all__ = [
     "Call",
     "Class",
     "Function",
+    "NamedPart",
     "Namespace",
+    "Part",
     "Symbol",
     "Unknown",
     "Value",
@@ -34,6 +36,18 @@ class Unknown:
 
     why: str
     line: int = 0
+
+
+class Part(Unknown):
+    """Some parameters of a model, ``model.fc.parameters()``; how many cannot be told."""
+
+    __slots__ = ()
+
+
+class NamedPart(Part):
+    """Parameters whose names or shapes decide: others of the model may be in another list."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memest.readers.scripts.calls import TRAINERS, optimizer_name
+from memest.readers.scripts.calls import TRAINERS, optimizer_name, updated_part
 from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.found import Found
 from memest.readers.scripts.lengths import put_lengths
@@ -11,7 +11,7 @@ from memest.readers.scripts.things import Call, Unknown, Value
 from memest.readers.scripts.unsloth import CONFIG_DEFAULTS, is_unsloth
 from memest.readers.training_arguments import read_training_arguments
 from memest.readers.trl import read_trl
-from memest.readers.values import DocumentReading
+from memest.readers.values import DocumentReading, Saving
 
 __all__ = ["read_trainer"]
 
@@ -118,8 +118,10 @@ def _optimizer(document: CallDocument, pair: object, trainer: Call) -> None:
     """The optimizer of ``optimizers=(optimizer, scheduler)``."""
     optimizer = pair[0] if isinstance(pair, list) and pair else None
     found = optimizer_name(optimizer) if isinstance(optimizer, Call) else None
-    if found is not None:
+    if found is not None and isinstance(optimizer, Call):
         document.say("optim", found, trainer.line)
+        if part := updated_part(optimizer):
+            document.miss(optimizer.line, optimizer.name, Saving(part))
     elif isinstance(optimizer, Call):
         document.miss(optimizer.line, optimizer.path, "an optimizer that memest does not know")
     elif optimizer is not None or isinstance(pair, Unknown):

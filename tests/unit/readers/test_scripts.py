@@ -276,6 +276,9 @@ def test_what_may_add_memory_makes_the_verdict_open(script, parts, words):
           "between": "model = get_peft_model(model, config)"}, "all weights are priced"),
         ({"before": "import torch", "arguments": "bf16=torch.cuda.is_bf16_supported()"},
          "the GPU decides"),
+        ({"before": "import torch", "trainer":
+          ", optimizers=(torch.optim.AdamW(model.lm_head.parameters()), None)"},
+         "it has model.lm_head.parameters() alone"),
     ],
 )  # fmt: skip
 def test_what_only_lowers_memory_is_named(script, parts, words):
@@ -371,6 +374,37 @@ def test_optimizers(write, made, optim):
 
     assert run.options["optim"] == optim
     assert bool(run.setup.unpriced) == ("import" in made)
+
+
+GROUPS = """[
+    {'params': [p for n, p in model.named_parameters() if 'bias' in n]},
+    {'params': [p for n, p in model.named_parameters() if 'bias' not in n]},
+]"""
+
+
+@pytest.mark.parametrize(
+    ("given", "is_part"),
+    [
+        ("[p for p in model.parameters() if p.requires_grad]", False),
+        ("filter(lambda p: p.requires_grad, model.parameters())", False),
+        ("list(model.module.parameters())", False),
+        ("[{'params': [p for n, p in model.named_parameters() if c(n)]} for c in (a, b)]", False),
+        (GROUPS, False),
+        ("[p for n, p in model.named_parameters() if 'bias' in n]", True),
+        ("filter(lambda p: p.ndim > 1, model.parameters())", True),
+        ("model.cls.parameters()", True),
+        ("[p for p in model.bert.encoder.layer[-1].parameters() if p.requires_grad]", True),
+        ("[{'params': model.cls.parameters(), 'lr': 0.1}]", True),
+    ],
+)  # fmt: skip
+def test_an_optimizer_of_a_part_is_named(write, given, is_part):
+    body = "    model(**batch).loss.backward()\n    optimizer.step()"
+    text = LOOP.format(optimizer=f"torch.optim.AdamW({given}, lr=1e-4)", body=body)
+    run = memest.read_config(write("loop.py", text), seq_len=8)
+
+    assert ("alone" in " ".join(map(str, run.not_modelled))) == is_part
+    assert (run.model, run.options["optim"]) == ("bert-base-uncased", "adamw_torch")
+    assert not run.setup.unpriced
 
 
 def test_older_arguments_of_trl_bring_older_defaults(write):
