@@ -23,6 +23,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 import memest
+from memest.app.labels import in_page_words
 from memest.app.question import ExplorerQuestion
 from memest.app.theme import MAX_MEMORY, MAX_SECONDS
 from memest.app.uploads import calibration_files, check_question, kept_config
@@ -62,8 +63,8 @@ _LOADING = "loading PyTorch, for the first time since the server started"
 _OF_TRACES = ("meta device", "for the first time", "a trace of this model")
 """Words of memest that tell a trace from whatever else takes long."""
 _FIRST_TIME = (
-    "It has not been traced yet. That takes some 5 to 30 seconds, and only the first time: later "
-    "questions about it are answered at once."
+    "This was not asked before and has to be traced: some 5 to 30 seconds, the first time alone. "
+    "Later questions like it are answered at once."
 )
 _KEPT_MODELS = 64
 _KEPT_ANSWERS = 2000
@@ -180,10 +181,23 @@ def suggestions(question: ExplorerQuestion) -> Suggestions:
     return found
 
 
-def cards(question: ExplorerQuestion) -> tuple[GpuFit, ...]:
+@dataclass(frozen=True, slots=True)
+class Cards:
+    """The question on the cards that people have.
+
+    Attributes:
+        fits: on each that was looked at.
+        unseen: names of those whose kernels ask for a trace of their own.
+    """
+
+    fits: tuple[GpuFit, ...]
+    unseen: tuple[str, ...]
+
+
+def cards(question: ExplorerQuestion) -> Cards:
     """The question on the cards that people have, as far as that needs no trace."""
-    fits: tuple[GpuFit, ...] = _cached_answer("cards", question, (), _calibrations_on_disk())
-    return fits
+    found: Cards = _cached_answer("cards", question, (), _calibrations_on_disk())
+    return found
 
 
 @st.cache_data(show_spinner=False, max_entries=_KEPT_ANSWERS)
@@ -236,6 +250,8 @@ def _answer(kind: str, model: str, question: ExplorerQuestion, arguments: tuple[
     if kind == "suggestions":
         gpu = question.gpus[0] if question.gpus else None
         return memest.suggest(model, progress=say, quick=True, **{**options, "gpu": gpu})
+    if not arguments[1]:  # the page shows which it is, named or not
+        options.setdefault("precision", question.setup.precision)
     return memest.advise(
         model,
         effective_batch=arguments[0],
@@ -262,18 +278,24 @@ def _estimate(model: str, question: ExplorerQuestion, *, max_batch: bool) -> Est
         lock.release()
 
 
-def _cards(model: str, question: ExplorerQuestion) -> tuple[GpuFit, ...]:
-    """A card whose kernels ask for a trace of their own, or that cannot run this, is left out."""
-    setup, fits = question.setup, []
+def _cards(model: str, question: ExplorerQuestion) -> Cards:
+    """A card that cannot run this is left out."""
+    setup, fits, unseen = question.setup, [], []
     place = {name: value for name, value in question.place.items() if name == "device_context"}
     with _shared_state().lock(model):
         profile = _profile(model)
         for gpu in COMMON_GPUS:
-            with contextlib.suppress(MemestError), profile.known_alone():
-                spot = profile.spot(setup, gpu=[gpu], **place)
+            try:
+                with profile.known_alone():
+                    spot = profile.spot(setup, gpu=[gpu], **place)
+            except NotKnownError:
+                unseen.append(gpu)
+            except MemestError:
+                continue
+            else:
                 if spot.gpu is not None:
                     fits.append(spot.gpu)
-    return tuple(fits)
+    return Cards(tuple(fits), tuple(unseen))
 
 
 def _calibrations_on_disk() -> tuple[tuple[str, int], ...]:
@@ -438,7 +460,7 @@ def attempt(
             "config.json of your own is uploaded under All options."
         )
     except MemestError as error:
-        st.error(plain(error), icon=":material/error:")
+        st.error(plain(in_page_words(error)), icon=":material/error:")
     except OSError as error:
         st.error(f"The operating system refuses: {plain(error.strerror or error)}.")
     except Exception as error:  # noqa: BLE001 - the page never shows a traceback

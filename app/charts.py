@@ -198,7 +198,7 @@ def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
         axis=alt.Axis(
             labelAngle=-60 if len(rows) > _LEVEL_PHASES else 0,
             labelLimit=130,
-            labelOverlap=hidden,
+            labelOverlap=True if hidden else "greedy",
         ),
     )
     bars = (
@@ -212,7 +212,7 @@ def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
                 scale=_parts_in((str(row["part"]) for row in live_parts), names),
                 legend=alt.Legend(
                     orient="bottom",
-                    columns=4,
+                    columns=alt.ExprRef("width < 520 ? 2 : 4"),
                     title="at the fullest moment",
                     symbolType="square",
                     labelLimit=220,

@@ -32,20 +32,28 @@ STYLE = """
   padding:0 .4rem; box-sizing:border-box}
 .mm-seg div:first-child {white-space:normal}
 .mm-seg {flex:none; box-shadow:inset -1px 0 0 rgba(255,255,255,.55); padding:0}
-.mm-seg div {padding:0 .4rem; overflow:hidden; text-overflow:ellipsis}
+.mm-seg, .mm-seg div {background:var(--part)}
+.mm-seg div {padding:0 .4rem; overflow:hidden; text-overflow:ellipsis; position:relative;
+  z-index:1; width:fit-content; max-width:100%; box-sizing:border-box; border-radius:.2rem}
 .mm-seg div+div, .mm-free div+div {font-weight:600}
 .mm-free {flex:none; align-items:center; border-right:1px solid rgba(128,138,150,.55)}
 .mm-range {position:absolute; top:0; bottom:0; min-width:2px; opacity:.8;
   border-left:1px solid #333; border-right:1px solid #333;
   background:repeating-linear-gradient(135deg, rgba(20,20,20,.65) 0 2px,
   rgba(255,255,255,.65) 2px 5px)}
-.mm-edge {position:absolute; top:0; bottom:0; right:0; border-left:3px solid #cf222e;
+.mm-edge {position:absolute; top:0; bottom:0; border-left:3px solid #cf222e}
+.mm-edge, i.mm-over {
   background:repeating-linear-gradient(45deg, rgba(207,34,46,.28) 0 6px, transparent 6px 12px)}
+.mm-beyond {position:absolute; top:0; bottom:0; right:0; background:light-dark(#fff, #11161d)}
+.mm-scale i {display:inline-block; width:1.5em; height:.8em; margin-right:.4em; opacity:1;
+  position:static; vertical-align:-.05em}
+i.mm-over {border-left:3px solid #cf222e}
 .mm-scale {display:flex; justify-content:space-between; gap:1rem; font-size:.8rem; opacity:.85;
   margin:.25rem 0 0; flex-wrap:wrap}
 .mm-parts {display:flex; flex-wrap:wrap; gap:.1rem .9rem; font-size:.8rem; margin:.2rem 0 0}
 .mm-wide {display:none}
-.mm-parts i {display:inline-block; width:.7em; height:.7em; margin-right:.35em; border-radius:2px}
+.mm-parts i {display:inline-block; width:.7em; height:.7em; margin-right:.35em; border-radius:2px;
+  box-sizing:border-box; border:1px solid rgba(128,138,150,.6)}
 .mm-why {margin:.4rem 0 0 !important; font-size:.95rem}
 .mm-peaks {display:grid; grid-template-columns:1fr; gap:.42rem; margin:0 !important;
   padding:0 !important}
@@ -58,11 +66,13 @@ STYLE = """
 .mm-fits {color:light-dark(#0b6b2d, #4cc26a); background:rgba(27,127,55,.1)}
 .mm-tight {color:light-dark(#7a4f00, #e3b341); background:rgba(154,103,0,.1)}
 .mm-no {color:light-dark(#b3161f, #ff7b72); background:rgba(207,34,46,.08)}
+.mm-unseen {color:light-dark(#57606a, #9aa4af); border-style:dashed}
+.mm-strip small {font-size:.78rem; opacity:.85; margin-left:.3rem}
 .mm-small .mm-bar {height:1.9rem} .mm-small .mm-bar div div {display:none}
 .mm-small .mm-wide {display:inline}
 .mm-cards {display:grid; grid-template-columns:repeat(auto-fit, minmax(16.5rem, 1fr)); gap:.8rem}
 .mm-cards > section {border:1px solid rgba(128,138,150,.45); border-radius:.6rem;
-  padding:.8rem 1rem}
+  padding:.8rem 1rem; overflow-wrap:anywhere}
 .mm-cards h3 {font-size:1rem; font-weight:700; margin:0; padding:0}
 .mm-cards p {margin:.15rem 0 .5rem; font-size:.95rem}
 .mm-cards table {width:100%; font-size:.85rem; border-collapse:collapse; margin:.6rem 0 0}
@@ -143,7 +153,7 @@ def _segment(bar: MemoryBar, segment: BarSegment) -> str:
         inside = f"<div>{escape(segment.name)}</div><div>{format_size(segment.bytes)}</div>"
     return (
         f'<div class="mm-seg" style="width:{bar.share(segment.bytes):.4%};'
-        f'background:{segment.colour};color:{segment.ink}" title="{escape(segment.words)}">'
+        f'--part:{segment.colour};color:{segment.ink}" title="{escape(segment.words)}">'
         f"{inside}</div>"
     )
 
@@ -166,7 +176,11 @@ def _bar(bar: MemoryBar) -> str:
         f'title="range of the device peak: {span}"></div>'
     )
     if usable is not None and usable < bar.high_bytes:
-        inside += f'<div class="mm-edge" style="left:{bar.share(usable):.4%}"></div>'
+        left, width = bar.share(usable), bar.share(bar.high_bytes - usable)
+        inside += f'<div class="mm-edge" style="left:{left:.4%};width:{width:.4%}"></div>'
+    if usable is not None and (end := bar.share(max(usable, bar.high_bytes))) < 1:
+        # there is no such memory: the width is that of the bars beside this one
+        inside += f'<div class="mm-beyond" style="left:{end:.4%}"></div>'
     words = ", ".join(segment.words for segment in bar.segments)
     return f'<div class="mm-bar" role="img" aria-label="Memory: {escape(words)}">{inside}</div>'
 
@@ -174,12 +188,16 @@ def _bar(bar: MemoryBar) -> str:
 def _scale(bar: MemoryBar, answer: Estimate) -> str:
     """The range, and what the card has, below the bar."""
     span = f"range {format_size(bar.low_bytes)} to {format_size(bar.high_bytes)}"
-    left = [f"<span>{span}</span>"]
+    left = [f'<span><i class="mm-range"></i>{span}</span>']
     if answer.gpu is not None:
         free = bar.free_bytes or 0
+        over = answer.gpu.usable_bytes < bar.high_bytes
+        mark = '<i class="mm-over"></i>' if over else ""
         if free < 0:
             words = "too little" if answer.verdict is Verdict.DOES_NOT_FIT else "above it expected"
-            left.append(f"<span><b>{format_size(-free)} {words}</b></span>")
+            left.append(f"<span>{mark}<b>{format_size(-free)} {words}</b></span>")
+        elif over:
+            left.append(f"<span>{mark}more than the card has</span>")
         name = short_gpu(answer.gpu.name)
         usable = format_size(answer.gpu.usable_bytes)
         left.append(f"<span>{escape(name)} has {usable} for PyTorch</span>")

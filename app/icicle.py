@@ -61,7 +61,7 @@ def icicle_chart(node: Node, path: str) -> Chart:
                 "share:Q",
                 scale=alt.Scale(domain=[0, 1], range=list(_COLOURS), interpolate="rgb"),
                 legend=alt.Legend(
-                    orient="top", title="parameters … activations", format="%", values=[0, 0.5, 1]
+                    orient="top", title="share of activations", format="%", values=[0, 0.5, 1]
                 ),
             ),
         )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from memest.config.option import Option
+import functools
+import re
 
-__all__ = ["choice_words", "label_of", "value_words"]
+from memest.config.option import Option
+from memest.config.option_table import OPTIONS
+
+__all__ = ["choice_words", "in_page_words", "label_of", "value_words"]
 
 _LABELS = {
     "method": "Trained for",
@@ -88,6 +92,24 @@ def label_of(option: Option) -> str:
         flag = option.flags[0].removeprefix("--").replace("-", " ")
         label = " ".join(_WORDS.get(word, word) for word in flag.split())
     return label[0].upper() + label[1:]
+
+
+_FLAG = re.compile(r"(?<![\w`-])--(?:no-)?[a-z][a-z0-9-]*")
+
+
+def in_page_words(text: object) -> str:
+    """A sentence of the library with the names of inputs where it names flags.
+
+    Example:
+        >>> in_page_words("--seq-len 9 is too long: use --seq-len 8.")
+        'Length 9 is too long: use Length 8.'
+    """
+    return _FLAG.sub(lambda found: _labels_by_flag().get(found[0], found[0]), str(text))
+
+
+@functools.cache
+def _labels_by_flag() -> dict[str, str]:
+    return {flag: label_of(option) for option in OPTIONS for flag in option.flags}
 
 
 def choice_words(value: str) -> str:

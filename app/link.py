@@ -5,6 +5,7 @@ Every change writes all of it at once: the browser's Back leads to the question 
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from urllib.parse import urlencode
 
 import streamlit as st
 
+from memest.app.labels import in_page_words
 from memest.app.presets import DEFAULT_GPU, DEFAULT_MODEL, DEFAULT_QUESTION
 from memest.app.question import ExplorerQuestion
 from memest.app.uploads import config_from_link, config_to_link
@@ -100,7 +102,7 @@ def _problems() -> tuple[str, ...]:
 
 
 def _draw_problem(text: str) -> None:
-    st.session_state[_PLACE].warning(plain(text), icon=":material/link_off:")
+    st.session_state[_PLACE].warning(plain(in_page_words(text)), icon=":material/link_off:")
 
 
 def _leave_out(name: str, value: object, why: str) -> None:
@@ -119,8 +121,9 @@ def read_question(params: Params) -> tuple[ExplorerQuestion, tuple[str, ...]]:
     """
     if not params:
         return DEFAULT_QUESTION, ()
-    options: dict[str, Any] = {"gpu": (DEFAULT_GPU,)}
+    gpus: tuple[str, ...] = (DEFAULT_GPU,)
     said: list[str] = []
+    read: dict[str, dict[str, Any]] = {}
     for name, values in params.items():
         try:
             option = find_option(name)
@@ -128,19 +131,25 @@ def read_question(params: Params) -> tuple[ExplorerQuestion, tuple[str, ...]]:
             if not _is_known(name):
                 said.append(f"{name} of the link was left out: {error}")
             continue
+        if option.name == "gpu":
+            gpus = tuple(value for value in values if value not in ("", NO_GPU))
+            continue
         try:
-            if option.name == "gpu":
-                options["gpu"] = tuple(value for value in values if value not in ("", NO_GPU))
-                continue
             text = " ".join(_word(name, value) for value in values)
-            read = read_scenario(text)
+            read[name] = read_scenario(text)
             if not option.names_file:  # no file is opened because a link names it
-                ExplorerQuestion.of("", read).check_values()
-            if option.name in options:
+                ExplorerQuestion.of("", read[name])
+            if any(option.name in other for key, other in read.items() if key != name):
                 raise ConfigError(f"{option.name} is named twice.")
-            options |= read
         except MemestError as error:
+            read.pop(name, None)
             said.append(f"{name}={','.join(values)} of the link was left out: {error}")
+    for name, error in _left_out(read, gpus).items():
+        del read[name]
+        said.append(f"{name}={','.join(params[name])} of the link was left out: {error}")
+    options: dict[str, Any] = {"gpu": gpus}
+    for each in read.values():
+        options |= each
     model, upload = params.get("model", [DEFAULT_MODEL])[-1].strip(), ""
     if _CONFIG in params:
         try:
@@ -152,6 +161,40 @@ def read_question(params: Params) -> tuple[ExplorerQuestion, tuple[str, ...]]:
     except ConfigError as error:
         said.append(f"gpu={','.join(options.pop('gpu'))} of the link was left out: {error}")
     return ExplorerQuestion.of(model, options, upload), tuple(said)
+
+
+def _left_out(
+    read: Mapping[str, Mapping[str, Any]], gpus: tuple[str, ...]
+) -> dict[str, MemestError]:
+    """Which parameters are not legal, each with what is wrong with it.
+
+    One may need others: ``tp`` has a meaning with ``num_gpus`` alone. Those that are legal alone
+    and contradict each other all stay: the answer says so.
+    """
+
+    def wrong(names: Iterable[str]) -> MemestError | None:
+        options: dict[str, Any] = {"gpu": gpus}
+        for name in names:
+            options |= read[name]
+        with contextlib.suppress(ConfigError):  # names that say another number of GPUs: said below
+            options = split_gpu_counts(options)
+        del options["gpu"]
+        try:
+            ExplorerQuestion.of("", options).check_values()
+        except MemestError as error:
+            return error
+        return None
+
+    checked = [name for name in read if not find_option(name).names_file]
+    if wrong(checked) is None:
+        return {}
+    legal: list[str] = []
+    waiting = checked
+    while more := [name for name in waiting if wrong([*legal, name]) is None]:
+        legal.append(more[0])
+        waiting = [name for name in waiting if name != more[0]]
+    errors = {name: wrong([*legal, name]) for name in waiting if wrong([name]) is not None}
+    return {name: error for name, error in errors.items() if error is not None}
 
 
 def _is_known(name: str) -> bool:
@@ -319,13 +362,14 @@ def open_link(page: str) -> None:
 
 
 def link_of(question: ExplorerQuestion, base: str) -> str:
-    """The link that asks a question.
+    """The link that asks a question and shows this page as it is: its tab, what is pinned.
 
     Args:
         question: to ask.
         base: address of the page, with or without parameters.
     """
-    return f"{base.partition('?')[0]}?{urlencode(_params_of(question), doseq=True)}"
+    params = _params_of(question) | _page_params()
+    return f"{base.partition('?')[0]}?{urlencode(params, doseq=True)}"
 
 
 def write_link() -> None:

@@ -61,7 +61,7 @@ def map_chart(
     lengths = list(dict.fromkeys(cell["length"] for cell in cells))
     batches = sorted({cell["batch"] for cell in cells})
     groups = [name for name in _COLOURS if any(cell["verdict"] == name for cell in cells)]
-    x = alt.X("length:O", sort=lengths, title=axis.replace("_", " "), axis=alt.Axis(labelAngle=0))
+    x = alt.X("length:O", sort=lengths, title=unit, axis=alt.Axis(labelAngle=0))
     scale = alt.Scale(type="log", base=2, domain=[batches[0] / _HALF, batches[-1] * _HALF])
     y_axis = alt.Axis(values=batches, format="d", grid=False)
     base = alt.Chart(alt.Data(values=cells)).encode(x=x)

@@ -70,10 +70,13 @@ h1.mm-title {font-size:1.7rem; font-weight:750; padding:0; margin:0; line-height
   justify-content:center; z-index:999991; overflow-x:auto; scrollbar-width:none}
 [data-testid=stLayoutWrapper]:has(> .st-key-menu) {position:absolute}
 .st-key-changes .stButton button {min-height:2.1rem}
+.st-key-changes .stButton button p {white-space:normal; overflow-wrap:break-word}
 @media (max-width: 1150px) {
   .st-key-question .stHorizontalBlock, .st-key-tuning .stHorizontalBlock {flex-wrap:wrap}
   .st-key-question .stColumn {min-width:14rem} .st-key-tuning .stColumn {min-width:11.5rem}
   .st-key-sizes .stColumn {min-width:40%}}
+@media (max-width: 860px) {.st-key-menu {padding-right:3rem;
+  mask-image:linear-gradient(to right, #000 calc(100% - 3.5rem), transparent)}}
 @media (max-width: 640px) {.stMainBlockContainer {padding:4rem 1rem 2rem}
   .st-key-all_options {margin-top:0}
   [data-testid=stLayoutWrapper]:has(> .st-key-tuning) {order:1}

@@ -30,9 +30,12 @@ def _words(several: bool, adapters: bool) -> str:
         and (run["num_gpus"] > 1) == several
         and (several or run["adapters"] == adapters)
     ]
-    kind = "several GPUs" if several else ("adapters on one GPU" if adapters else "one GPU")
+    kind = "several GPUs" if several else ("one GPU, of adapters" if adapters else "one GPU")
     if not runs:
-        return f"No published run of {kind} is in this package."
+        return f"No published run on {kind} is in this package."
     error = statistics.median(abs(run["error"]) for run in runs)
     # every record of the package was looked into where it was missed: see docs/accuracy.md
-    return f"{len(runs)} published runs of {kind}: median error {error:.2%}; none of them unseen."
+    return (
+        f"Median error {error:.2%} over {len(runs)} published runs on {kind}, "
+        "all looked at while memest was made."
+    )

@@ -2,6 +2,7 @@
 
     python tools/ship_profiles.py --scratch DIR    # everything, about 80 minutes on two cores
     python tools/ship_profiles.py gpt2             # one model, the others stay as they are
+    python tools/ship_profiles.py --add            # only what is asked besides what is there
 
 What was traced stays in the scratch folder, so that a run that was stopped can be taken up again.
 It depends on the releases that trace; they are written to ``software.json``. Run it again whenever
@@ -55,6 +56,14 @@ _MASK = 1 << 28
 """Elements of masks, which windows have computed for real."""
 _RANKS = (2, 4, 8, 16, 32, 64)
 _OPTIMIZERS = ("adamw_torch", "sgd", "adafactor", "adamw_bnb_8bit")
+_OF_ADAPTERS = ("adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit")
+_LORA_RANKS = (8, 16, 32, 64)
+_RECIPES = frozenset(
+    """meta-llama/Llama-3.1-8B meta-llama/Llama-3.2-1B meta-llama/Llama-3.2-3B Qwen/Qwen3-8B
+    Qwen/Qwen3-4B Qwen/Qwen2.5-7B Qwen/Qwen2.5-1.5B mistralai/Mistral-7B-v0.1
+    meta-llama/Llama-2-7b-hf""".split()
+)
+"""Models that recipes for LoRA and QLoRA are written for, small enough for one card."""
 _CHECKPOINTING = ("none", "full")
 _BF16 = {"bf16": True}
 _NO_TARGETS = frozenset(
@@ -172,10 +181,29 @@ def _asked_first(entry: CatalogueEntry) -> Iterator[Question]:
             yield Question(options=more, gpus=NEW[:1], updates=True)
         if entry.auto_class == "AutoModelForCausalLM" and checkpointing == "full":
             for four_bits in ("qlora", "load_in_4bit"):
-                yield Question(options={**run, four_bits: True, "lora_r": 16}, single=True)
+                quantised = {**run, four_bits: True, "lora_r": 16}
+                yield Question(options=quantised, single=True)
+    if entry.id in _RECIPES:
+        yield from _recipes()
     if entry.auto_class == "AutoModelForCausalLM" and num_parameters < _ON_T4:
         run = {"fp16": True, "checkpointing": "full", "qlora": True, "lora_r": 16}
         yield Question(options=run, gpus=OLD, single=True)
+
+
+def _recipes() -> Iterator[Question]:
+    """QLoRA and LoRA as recipes have them: all linear layers, a dropout, optimizers of 8 bits."""
+    run = {**_BF16, "checkpointing": "full"}
+    for four_bits in ({"qlora": True}, {}):
+        for targets, dropout in product(({}, {"lora_target": "all-linear"}), (0.0, 0.05)):
+            if not targets and not dropout:
+                continue
+            more = {**run, **four_bits, **targets, "lora_r": 16, "lora_dropout": dropout}
+            yield Question(options=more, single=True)
+    for rank, optim, targets in product(
+        _LORA_RANKS, _OF_ADAPTERS, ({}, {"lora_target": "all-linear"})
+    ):
+        more = {**run, "qlora": True, **targets, "lora_r": rank, "optim": optim}
+        yield Question(options=more, gpus=NEW[:1], updates=True)
 
 
 def stretches_of(entry: CatalogueEntry, profiler: Profiler, request: Setup) -> list[list[Sizes]]:
@@ -272,14 +300,16 @@ def entry_of(model: str) -> CatalogueEntry:
     return entry
 
 
-def make(names: Iterable[str], out: Path, scratch: Path, jobs: int) -> None:
-    """Make some models anew, each whole or not at all."""
+def make(names: Iterable[str], out: Path, scratch: Path, jobs: int, *, add: bool) -> None:
+    """Make some models anew, or add to them; each whole or not at all."""
     tasks = []
     for name in names:
         folder = scratch / name.replace("/", "--")
         if not (folder / _DONE).exists():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
+            if add:
+                Packs(out).unpack(name, Store(folder))
         tasks.append((name, folder))
     # processes do not live long: they keep what they traced
     with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=8) as pool:
@@ -303,13 +333,15 @@ def main() -> None:
     parser.add_argument("models", nargs="*", help="all that are shipped, if none is named")
     parser.add_argument("--out", type=Path, default=shipped_folder())
     parser.add_argument("--scratch", type=Path, help="what was traced, to be taken up again")
+    parser.add_argument("--add", action="store_true", help="keep what is there, trace the rest")
     parser.add_argument("--jobs", type=int, default=2, help="models made at a time")
     arguments = parser.parse_args()
     if unknown := sorted({*arguments.models} - {*models()}):
         parser.error(f"{', '.join(unknown)}: not in {LIST.name}")
     out, software_path = arguments.out, arguments.out / "software.json"
     software = {name: version(name).partition("+")[0] for name in PACKAGES}
-    if not arguments.models:
+    keeps = arguments.models or arguments.add
+    if not keeps:
         shutil.rmtree(out, ignore_errors=True)
     elif software_path.exists() and json.loads(software_path.read_text()) != software:
         parser.error(
@@ -319,7 +351,8 @@ def main() -> None:
     software_path.write_text(json.dumps(software, indent=2) + "\n")
     with tempfile.TemporaryDirectory() as temporary:
         scratch = arguments.scratch or Path(temporary)
-        make(arguments.models or models(), out, scratch, arguments.jobs)
+        names = arguments.models or models()
+        make(names, out, scratch, arguments.jobs, add=arguments.add)
     size = sum(file.stat().st_size for file in out.iterdir())
     print(f"{len(Packs(out).models)} models, {size / 1e6:.2f} MB in {out}")
 

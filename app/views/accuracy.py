@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any
 import streamlit as st
 
 from memest.app import answers
+from memest.app.hero import short_gpu
 from memest.app.link import linked
 from memest.app.published import outcomes, stale
 from memest.app.question import ExplorerQuestion
 from memest.app.records import draw_blocks, measurements, report_of, sources
 from memest.calibration.validation import Errors
+from memest.catalog.gpus import find_gpu
+from memest.errors import UnknownGpuError
 from memest.report.error_plots import Point, against_measured, error_plot, error_words
 from memest.report.page import Block, Figure
 from memest.units import format_size
@@ -23,6 +27,11 @@ __all__ = ["show"]
 
 _WORST = 10
 _RUNS = ("Published runs", "Measured campaigns")
+_ALSO_UNSCORED = (
+    "Readings that lie in the range that memest told of them, without calibration. They are not "
+    "the runs with a score: no range is told for a moment inside a step, and a reading whose "
+    "context was not published has no score."
+)
 _BY = {"GPU": "gpu", "family": "family", "model": "model", "set": "set"}
 
 
@@ -50,6 +59,7 @@ def _published_runs() -> None:
             "the repository makes them."
         )
         return
+    all_runs = [run | {"gpu": _card(run["gpu"])} for run in all_runs]
     scored_runs = [run for run in all_runs if run["scored"]]
     claims = [run for run in all_runs if run.get("inside") is not None]
     st.caption(
@@ -79,8 +89,13 @@ def _published_runs() -> None:
         [
             _errors(name, runs, [run for run in claims if run[field] == name])
             for name, runs in sorted(groups.items())
+            if not selection or name in selection
         ],
         hide_index=True,
+        column_config={
+            "readings in range": st.column_config.TextColumn(help=_ALSO_UNSCORED),
+            "runs": st.column_config.TextColumn(help="With a score."),
+        },
         alt=f"Errors by {kind}",
     )
     st.markdown("##### Worst cases")
@@ -88,6 +103,13 @@ def _published_runs() -> None:
     st.dataframe([_row(run) for run in worst], hide_index=True, alt="The worst cases")
     with st.expander(f"All {len(all_runs)} runs, those without a score too"):
         st.dataframe([_row(run) for run in all_runs], hide_index=True, alt="All published runs")
+
+
+def _card(name: str) -> str:
+    """A card by one name, however a source spells it."""
+    with contextlib.suppress(UnknownGpuError):
+        name = find_gpu(name).name
+    return short_gpu(name)
 
 
 def _figures(runs: list[dict[str, Any]]) -> None:
@@ -119,11 +141,10 @@ def _summary(runs: list[dict[str, Any]], claims: list[dict[str, Any]]) -> None:
     columns[2].metric("Worst", f"{errors.worst:+.2%}", border=True)
     columns[3].metric("Predicted too low", f"{errors.below:.0%}", border=True)
     columns[4].metric(
-        "In their range",
+        "Readings in range",
         _inside(claims),
         border=True,
-        help="Readings that lie in the range that memest gives without calibration, those without "
-        "a score too, because their context is not published. Ranges of allocated and reserved "
+        help=f"{_ALSO_UNSCORED} Ranges of allocated and reserved "
         "memory were made from these very runs and memest's own: what was left out of them lies "
         "inside as often as docs/accuracy.md says.",
     )
@@ -144,7 +165,7 @@ def _errors(name: str, runs: list[dict[str, Any]], claims: list[dict[str, Any]])
         "median, signed": f"{errors.median_signed:+.2%}",
         "worst": f"{errors.worst:+.2%}",
         "too low": f"{errors.below:.0%}",
-        "in range": _inside(claims),
+        "readings in range": _inside(claims),
     }
 
 

@@ -37,6 +37,9 @@ def show(question: ExplorerQuestion) -> None:
         help="Use bf16 or fp16 autocast wherever the GPU has it and it is faster. Otherwise the "
         "precision asked for is kept unless nothing surely fits with it.",
     )
+    if not question.gpus and "gpu_memory" not in question.place:
+        st.info("Name a GPU above: plans are for one.")
+        return
     base = question.without("batch", "grad_accum")
     if base.gpus:
         base = base.with_options(gpu=base.gpus[:1])
@@ -72,7 +75,10 @@ def show(question: ExplorerQuestion) -> None:
 
 def _command(question: ExplorerQuestion, samples: int, *, any_precision: bool) -> str:
     text = f"{question.command_line('advise')} --effective-batch {samples}"
-    return f"{text} --any-precision" if any_precision else text
+    if any_precision:
+        return f"{text} --any-precision"
+    named = "precision" in dict(question.options)
+    return text if named else f"{text} --precision {question.setup.precision.value}"
 
 
 def _table(answer: Advice) -> None:

@@ -195,13 +195,15 @@ def draw_calibration(calibration: Calibration) -> None:
     with left:
         st.markdown("**Factors**: what a part is multiplied by")
         factors = [(name, f"× {value:.4f}") for name, value in calibration.factors.items()]
-        factors.append(("all other parts", f"× {calibration.other_factor:.4f}"))
+        rest = "all other parts" if factors else "all parts"
+        factors.append((rest, f"× {calibration.other_factor:.4f}"))
         st.dataframe(
             [{"part": name, "factor": value} for name, value in factors],
             hide_index=True,
             alt="Factors: " + ", ".join(f"{name} {value}" for name, value in factors),
         )
-        st.caption(f"Model of the tensors: {calibration.tensors}.")
+        if calibration.tensors != "identity":
+            st.caption(f"Model of the tensors: {calibration.tensors}.")
     with right:
         st.markdown("**Offsets**: what is added")
         rows = [("beyond the replayed cache", format_delta(calibration.gap_bytes), "")]

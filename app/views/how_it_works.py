@@ -109,7 +109,7 @@ def _walk(answer: Estimate, rows: list[PhaseRow]) -> None:
             format_size(size),
             delta=None
             if size_before is None
-            else f"{format_delta(size - size_before)} to the phase before",
+            else f"{format_delta(size - size_before)} than in the phase before",
             delta_color="off",
             border=True,
         )
@@ -130,7 +130,7 @@ def _live_categories(row: PhaseRow, before: PhaseRow | None) -> None:
             {
                 "category": kind.value,
                 "alive": format_size(sizes.get(kind, 0)),
-                "to the phase before": ""
+                "change since the phase before": ""
                 if before is None
                 else format_delta(sizes.get(kind, 0) - sizes_before.get(kind, 0)),
             }

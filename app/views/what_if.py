@@ -25,6 +25,8 @@ from memest.app.views.what_if_parts import (
     timeline_tab,
 )
 from memest.app.words import plain
+from memest.catalog.gpus import find_gpu
+from memest.catalog.spec import GpuSpec
 from memest.config.installed import release
 from memest.errors import MemestError
 from memest.report.result import Estimate, GpuFit, Verdict
@@ -36,10 +38,12 @@ __all__ = ["show"]
 _TABS = ("Parts", "Timeline", "Layers", "Calibration", "Assumptions", "Take it along")
 _CARD_MARKS = {
     Verdict.FITS: ("fits", "✓"),
-    Verdict.RELEASES_CACHE: ("tight", "≈"),
+    Verdict.RELEASES_CACHE: ("tight", "↺"),
     Verdict.TIGHT: ("tight", "≈"),
     Verdict.DOES_NOT_FIT: ("no", "✕"),
+    Verdict.CANNOT_SAY: ("unseen", "?"),
 }
+_UNSEEN = "not looked at"
 
 
 def show(question: ExplorerQuestion, draw_inputs: Callable[[], None]) -> None:
@@ -108,29 +112,44 @@ def _hero(question: ExplorerQuestion, answer: Estimate, pinned_answer: Estimate 
 
 def _fill(place: st.delta_generator.DeltaGenerator, question: ExplorerQuestion) -> None:
     """The strip of cards."""
-    fits = answers.attempt(partial(answers.cards, question), "Looking at common cards")
-    if fits:
-        place.html(_strip(fits))
+    cards = answers.attempt(partial(answers.cards, question), "Looking at common cards")
+    if cards is not None and cards.fits:
+        place.html(_strip(cards.fits, [find_gpu(name) for name in cards.unseen]))
 
 
-def _strip(fits: Sequence[GpuFit]) -> str:
-    """Cards that people have, from small to large, and the smallest that fits."""
+def _strip(fits: Sequence[GpuFit], unseen: Sequence[GpuSpec]) -> str:
+    """Cards that people have, from small to large, and the smallest that fits.
+
+    Args:
+        fits: of the cards that were looked at.
+        unseen: the others; one of them may be smaller than the smallest that fits.
+    """
     ordered = sorted(fits, key=lambda fit: fit.usable_bytes)
-    cards = []
+    chips = []
     for fit in ordered:
-        kind, mark = _CARD_MARKS.get(fit.verdict, ("tight", "?"))
+        kind, mark = _CARD_MARKS[fit.verdict]
         title = f"{fit.name}: {fit.verdict.value}, headroom {format_delta(fit.headroom_bytes)}"
-        cards.append(
-            f'<span class="mm-card mm-{kind}" title="{escape(title)}">{mark} '
-            f"{escape(short_gpu(fit.name))}</span>"
-        )
-    smallest = next((fit for fit in ordered if fit.verdict is Verdict.FITS), None)
-    words = (
-        "Of the common cards none surely fits"
-        if smallest is None
-        else f"Smallest card that fits: {short_gpu(smallest.name)}"
+        chips.append((fit.usable_bytes, kind, mark, fit.name, title))
+    for spec in unseen:
+        title = f"{spec.name}: {_UNSEEN}, its kernels ask for a trace of their own; choose it"
+        chips.append((spec.torch_total_bytes or 0, "unseen", "?", spec.name, title))
+    cards = "".join(
+        f'<span class="mm-card mm-{kind}" title="{escape(title)}">{mark} '
+        f"{escape(short_gpu(name))}</span>"
+        for _, kind, mark, name, title in sorted(chips)
     )
-    return f'<div class="mm-strip"><b>{escape(words)}</b>{"".join(cards)}</div>'
+    smallest = next((fit for fit in ordered if fit.verdict is Verdict.FITS), None)
+    if smallest is None:
+        words = f"None of the cards {'looked at' if unseen else 'below'} surely fits"
+    else:
+        of = " of those looked at" if unseen else ""
+        words = f"Smallest card{of} that fits: {short_gpu(smallest.name)}"
+    meanings = {mark: verdict.value for verdict, (_, mark) in _CARD_MARKS.items()}
+    if unseen:
+        meanings["?"] = _UNSEEN
+    marks = {mark for _, _, mark, _, _ in chips}
+    key = " · ".join(f"{mark} {words}" for mark, words in meanings.items() if mark in marks)
+    return f'<div class="mm-strip"><b>{escape(words)}</b>{cards}<small>{escape(key)}</small></div>'
 
 
 # -- the pinned scenario --------------------------------------------------------------------------

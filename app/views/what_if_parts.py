@@ -12,6 +12,7 @@ from memest.app import answers
 from memest.app.charts import timeline_chart
 from memest.app.hero import short_gpu
 from memest.app.icicle import PART, icicle_chart, node_at
+from memest.app.labels import in_page_words
 from memest.app.link import asked, change, link_of, linked, page_value, set_page_value
 from memest.app.question import ExplorerQuestion
 from memest.app.uploads import calibration_name
@@ -75,7 +76,8 @@ def suggestions_row(question: ExplorerQuestion, largest: str) -> None:
         return
     head = "It fits with room" if found.verdict is Verdict.FITS else "What makes it fit"
     if largest:
-        head += f" · largest batch: {largest}"
+        none, _, why = largest.partition("none: ")
+        head += f" · largest batch: {none}" if none else f" · {why}"
     if not found.changes:
         if found.closest is not None:
             words, miss = plain(found.closest.words), format_size(found.miss_bytes)
@@ -247,10 +249,11 @@ def calibration_tab(answer: Estimate) -> None:
 
 def notes_tab(answer: Estimate) -> None:
     """What was assumed and what is not modelled."""
-    sentences = [*answer.assumptions, f"range of the device peak: {answer.interval.basis}"]
-    st.markdown("**Assumed**\n" + "\n".join(f"- {plain(text)}" for text in sentences))
-    if answer.notes:
-        st.markdown("**Notes**\n" + "\n".join(f"- {plain(text)}" for text in answer.notes))
+    assumed = [*answer.assumptions, f"range of the device peak: {answer.interval.basis}"]
+    for title, sentences in (("Assumed", assumed), ("Notes", answer.notes)):
+        lines = "\n".join(f"- {plain(in_page_words(text))}" for text in sentences)
+        if lines:
+            st.markdown(f"**{title}**\n{lines}")
 
 
 def share(question: ExplorerQuestion, answer: Estimate) -> None:

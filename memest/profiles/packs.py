@@ -109,6 +109,18 @@ class Packs:
                     (_, card), *_ = json.loads(bodies[_MODEL])["cards"]
                     yield json.loads(bodies[_KEY]), card["task"], list(domains)
 
+    def unpack(self, model: str, store: Store) -> None:
+        """Write all documents of a model into a store; packed again, they are the same bytes.
+
+        Args:
+            model: one of :attr:`models`; nothing is written for any other.
+            store: to write to.
+        """
+        for each, stream in self._parts():
+            for digest, lines in _lines_of(stream).items() if each["model"] == model else ():
+                for name, about, body in lines:
+                    store.write(digest, name, json.loads(body), about=json.loads(about))
+
     def _parts(self) -> Iterator[tuple[dict[str, Any], _Stream]]:
         """All streams, each with what the index says of it."""
         for file, streams in _index(self.folder).items():

@@ -79,7 +79,7 @@ def error_plot(points: Sequence[Point], title: str) -> str:
     for p in points:
         heights = [y.at(v / p.measured - 1) for v in (p.raw, p.best)]
         shapes += _marks(p, x.at(math.log2(p.measured)), *heights)
-    shapes += _labels("measured peak", "predicted / measured - 1")
+    shapes += _labels("measured peak", "predicted / measured - 1", points)
     return _svg(title, error_words(points), shapes)
 
 
@@ -98,7 +98,7 @@ def against_measured(points: Sequence[Point], title: str) -> str:
     for p in points:
         heights = [y.at(math.log2(max(v, 1))) for v in (p.raw, p.best)]
         shapes += _marks(p, x.at(math.log2(p.measured)), *heights)
-    shapes += _labels("measured peak", "predicted peak")
+    shapes += _labels("measured peak", "predicted peak", points)
     return _svg(title, error_words(points), shapes)
 
 
@@ -172,13 +172,19 @@ def _marks(point: Point, x: float, raw: float, corrected: float) -> list[str]:
     return shapes
 
 
-def _labels(across: str, up: str) -> list[str]:
+def _labels(across: str, up: str, points: Sequence[Point]) -> list[str]:
+    """What the axes and the marks are; no word of marks that are not there."""
     middle = (_TOP + _HEIGHT - _BOTTOM) / 2
-    return [
+    labels = [
         _words((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 8, across, "middle"),
         f'<g transform="translate(14 {middle:.1f}) rotate(-90)">{_words(0, 0, up, "middle")}</g>',
         f'<rect x="{_LEFT}" y="14" width="6" height="6" fill="none" stroke="{RAW}"/>',
         _words(_LEFT + 12, 21, "uncalibrated", "start", RAW),
+    ]
+    if all(point.corrected is None for point in points):
+        return labels
+    return [
+        *labels,
         f'<circle cx="{_LEFT + 105}" cy="17" r="3" fill="{CORRECTED}"/>',
         _words(_LEFT + 114, 21, "corrected", "start", CORRECTED),
     ]

@@ -24,7 +24,7 @@ CONTEXT_NCCL = "context and kernels with NCCL"
 COLOURS = {
     Category.PARAMETERS: "#0072b2",
     Category.MASTER_WEIGHTS: "#56b4e9",
-    Category.BUFFERS: "#7f7f7f",
+    Category.BUFFERS: "#4d5566",
     Category.GRADIENTS: "#009e73",
     Category.OPTIMIZER_STATES: "#e69f00",
     Category.ACTIVATIONS: "#d55e00",
@@ -33,16 +33,16 @@ COLOURS = {
     Category.WORKSPACES: "#8c564b",
     Category.INPUTS: "#17becf",
     Category.COMMUNICATION: "#882255",
-    Category.ROUNDING: "#c7c7c7",
+    Category.ROUNDING: "#d9cfa8",
     Category.REFERENCE: "#332288",
 }
 """One colour a category, told apart by colour-blind readers too."""
 PART_COLOURS = {
     **{category.value: colour for category, colour in COLOURS.items()},
-    CACHED: "#e5e5e5",
-    CONTEXT: "#bdbdbd",
+    CACHED: "#a9bad1",
+    CONTEXT: "#7d8794",
     ENGINE: "#999933",
-    CONTEXT_NCCL: "#bdbdbd",
+    CONTEXT_NCCL: "#7d8794",
 }
 """One colour a part, by its name."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 from memest.config.compilation import fused_loss_words
 from memest.config.kinds import LogProbs
@@ -225,10 +226,11 @@ def moment_text(estimate: Estimate) -> str:
 def why_sentence(estimate: Estimate) -> str:
     """When the run is fullest, and with what."""
     largest = max(estimate.breakdown, key=lambda row: row.bytes, default=None)
-    sentence = f"Fullest {moment_text(estimate)}"
+    at = replace(estimate.peak_at, op="")
+    sentence = f"Fullest {place_text(at, estimate.setup.grad_accum)}"
     if largest is not None and estimate.peak.allocated_bytes:
         share = largest.bytes / estimate.peak.allocated_bytes
-        sentence += f"; {share:.0%} of the tensors are {largest.category.value} then"
+        sentence += f"; {share:.0%} of what is allocated is {largest.category.value} then"
     return f"{sentence}."
 
 

@@ -11,13 +11,14 @@ here of what a particular option does. Three kinds of facts are compared:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from memest.config.setup import Precision
 from memest.events import CATEGORY_ORDER, Category, Phase
 from memest.report.findings import PhaseChange, Reasons, RowChange
 from memest.report.layers import NO_MODULE, blocks
 from memest.report.result import Estimate
-from memest.report.words import format_count, moment_text
+from memest.report.words import format_count, place_text
 from memest.units import format_size
 
 __all__ = ["explain", "row_changes"]
@@ -159,7 +160,7 @@ def _moment_sentences(before: Estimate, after: Estimate) -> list[str]:
     first, second = before.peak_at, after.peak_at
     if (first.phase, first.micro_step > 1) == (second.phase, second.micro_step > 1):
         if first.module == second.module:
-            return [f"Both peaks are reached {moment_text(after)}."]
+            return [f"Both peaks are reached {_moment_words(after)}."]
         return [
             (
                 f"The peak stays in {_PLACES[first.phase]}: {_moment_words(before)} and "
@@ -187,8 +188,8 @@ def _moment_sentences(before: Estimate, after: Estimate) -> list[str]:
 
 
 def _moment_words(estimate: Estimate) -> str:
-    words, _, _ = moment_text(estimate).partition(", at aten.")
-    return words
+    """When and where, without the operator."""
+    return place_text(replace(estimate.peak_at, op=""), estimate.setup.grad_accum)
 
 
 def _unseen_gain_sentences(

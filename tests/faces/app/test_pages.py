@@ -122,9 +122,9 @@ def test_the_ranges_of_all_readings_count(open_page: Open) -> None:
     told = [run["inside"] for run in outcomes() if run["inside"] is not None]
     assert len(told) > 12
     app = open_page("accuracy", by="set")
-    assert metrics(app)["In their range"] == f"{sum(told)} of {len(told)}"
-    table = next(f.value for f in app.dataframe if "in range" in f.value)
-    rows = [row.split(" of ") for row in table["in range"] if " of " in row]
+    assert metrics(app)["Readings in range"] == f"{sum(told)} of {len(told)}"
+    table = next(f.value for f in app.dataframe if "readings in range" in f.value)
+    rows = [row.split(" of ") for row in table["readings in range"] if " of " in row]
     assert [sum(map(int, part)) for part in zip(*rows, strict=True)] == [sum(told), len(told)]
 
 

@@ -6,6 +6,7 @@ import pytest
 
 import memest
 from memest.app import answers, asking
+from memest.app.link import read_question
 from memest.app.presets import DEFAULT_QUESTION, PRESETS
 from memest.app.question import ExplorerQuestion
 from memest.app.views import what_if
@@ -34,8 +35,10 @@ def test_a_first_visit_sees_a_question_its_verdict_and_the_three_peaks(open_page
     assert all(size in hero(app) for size in peaks(answer))
     assert f"free {format_size(answer.gpu.headroom_bytes)}" in " ".join(hero(app).split())
     assert "Will it fit?" in hero(app)
-    assert "published runs of adapters on one GPU: median error" in hero(app)
-    assert "Smallest card that fits" in hero(app)
+    assert "published runs on one GPU, of adapters, all looked at" in hero(app)
+    assert "Smallest card of those looked at that fits" in hero(app)
+    assert "? V100-16GB" in hero(app)
+    assert "? not looked at" in hero(app)
     assert not app.dataframe[0].value.empty
     assert app.query_params["model"] == question.model
 
@@ -88,6 +91,28 @@ def test_values_that_cannot_be_are_named_and_left_out(open_page: Open) -> None:
     assert "fp32" in said
     app.number_input(key="batch").set_value(4).run()
     assert not app.warning
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_gpus": "8", "tp": "8"},
+        {"pp": "2", "num_gpus": "2", "pp_microbatches": "4"},
+        {"fsdp": "full_shard", "fsdp_version": "1", "num_gpus": "2"},
+        {"zero": "3", "num_gpus": "4", "offload_optimizer": "true"},
+    ],
+)
+def test_options_that_need_each_other_come_back_from_a_link(options: dict[str, str]) -> None:
+    params = {"model": [MODEL], "gpu": ["h100"]} | {n: [value] for n, value in options.items()}
+    question, said = read_question(params)
+    assert not said
+    assert options.keys() <= dict(question.options).keys()
+
+
+def test_what_needs_an_option_that_is_not_there_is_left_out_alone() -> None:
+    question, said = read_question({"tp": ["8"], "batch": ["4"], "zero": ["9"]})
+    assert dict(question.options) == {"batch": 4, "gpu": ("rtx-4090",)}
+    assert [text.partition(" ")[0] for text in said] == ["tp=8", "zero=9"]
 
 
 @pytest.mark.parametrize(
@@ -437,6 +462,13 @@ def test_pinning_shows_every_change_as_a_difference_with_its_reason(open_page: O
 
 
 @pytest.mark.slow
+def test_a_shared_link_has_what_the_page_shows(open_page: Open) -> None:
+    app = open_page(model=MODEL, gpu="t4", pin=f"{MODEL} batch=2", tab="Assumptions")
+    link = next(code.value for code in app.code if "://" in code.value or "?" in code.value)
+    assert "pin=" in link
+    assert "tab=Assumptions" in link
+
+
 def test_a_pinned_scenario_comes_with_the_link(open_page: Open) -> None:
     app = open_page(pin="bert-large-uncased batch=4 fp16", batch="8")
     assert "Against the pinned scenario" in texts(app)

@@ -31,7 +31,7 @@ from memest.profiles.axes import structure_of
 from memest.profiles.cache import Store
 from memest.profiles.document import domain_from_json, family_from_json
 from memest.profiles.known_profiles import key_digest, shipped_folder
-from memest.profiles.packs import Packs
+from memest.profiles.packs import Packs, write_packs
 
 SOFTWARE = json.loads((shipped_folder() / "software.json").read_text())
 same_software = pytest.mark.skipif(
@@ -231,7 +231,7 @@ def test_what_the_trainer_does_anyway_may_be_named():
 CHANGED = re.compile(r"Without torch, (\S+) is answered (?:with ([^,]+))?(.*)\.$")
 ALONE = {
     "Qwen/Qwen2.5-7B --qlora --gpu rtx-4090": "--checkpointing full --bf16",
-    "Qwen/Qwen2.5-7B --lora-r 16 --lora-dropout 0.05 --bf16": "without --lora-dropout",
+    "Qwen/Qwen2.5-3B --lora-r 16 --lora-dropout 0.05 --bf16": "without --lora-dropout",
     "Qwen/Qwen3-8B --bf16 --attn-implementation flash_attention_2": "without --attn-impl",
     "unsloth/Llama-3.2-3B-Instruct-bnb-4bit --lora-r 8 --fp16 --gpu t4":
         "meta-llama/Llama-3.2-3B-Instruct is answered with --qlora --checkpointing full.",
@@ -255,6 +255,27 @@ def test_what_is_not_answered_says_what_would_be():
                 del kept[place : place + 2]
             again.append({"words": ["estimate", found[1], *kept, *(found[2] or "").split()]})
     assert [answer["exit"] for answer in ask_without_tracers(again)] == [0] * 4
+
+
+@pytest.mark.parametrize("rank", [8, 64])
+def test_recipes_are_answered_alone(rank):
+    run = ["estimate", "Qwen/Qwen2.5-1.5B", "--bf16", "--checkpointing", "--lora-r", str(rank)]
+    recipes = (
+        ["--qlora", "--lora-target", "all-linear", "--lora-dropout", "0.1"],
+        ["--qlora", "--optim", "paged_adamw_8bit"],
+        ["--qlora", "--lora-target", "all-linear", "--optim", "paged_adamw_32bit"],
+        ["--lora-target", "all-linear", "--lora-dropout", "0.05"],
+    )
+    answers = ask_without_tracers([{"words": [*run, *recipe]} for recipe in recipes])
+    assert [answer["exit"] for answer in answers] == [0] * 4
+
+
+def test_what_is_shipped_packs_to_the_same_bytes(tmp_path):
+    store, model = Store(tmp_path / "store"), "microsoft/phi-2"
+    shipped().unpack(model, store)
+    write_packs(tmp_path / "packs", [("phi", model, store)])
+    written = (tmp_path / "packs" / "phi.xz").read_bytes()
+    assert written in (shipped_folder() / "phi.xz").read_bytes()
 
 
 def test_a_task_that_is_the_usual_one_is_answered_as_none_is():
