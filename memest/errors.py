@@ -133,6 +133,9 @@ def closest(value: str, legal: Iterable[str], *, limit: int = 3) -> list[str]:
     word = _key(value)
     if word in by_key:
         return [by_key[word]]
+    joined = {key.replace("-", ""): name for key, name in by_key.items()}
+    if word.replace("-", "") in joined:
+        return [joined[word.replace("-", "")]]
     ranks = {key: rank for key in by_key if (rank := _nearness(word, key))}
     best = sorted(ranks, key=lambda key: (-ranks[key], len(key)))
     return [by_key[key] for key in best[:limit]]

@@ -58,6 +58,12 @@ _RANKS = (2, 4, 8, 16, 32, 64)
 _OPTIMIZERS = ("adamw_torch", "sgd", "adafactor", "adamw_bnb_8bit")
 _OF_ADAPTERS = ("adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit")
 _LORA_RANKS = (8, 16, 32, 64)
+_TARGETS: tuple[dict[str, Any], ...] = (
+    {},
+    {"lora_target": "all-linear"},
+    # the same layers by name, as scripts have them
+    {"lora_target": "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj".split()},
+)
 _RECIPES = frozenset(
     """meta-llama/Llama-3.1-8B meta-llama/Llama-3.2-1B meta-llama/Llama-3.2-3B Qwen/Qwen3-8B
     Qwen/Qwen3-4B Qwen/Qwen2.5-7B Qwen/Qwen2.5-1.5B mistralai/Mistral-7B-v0.1
@@ -194,14 +200,12 @@ def _recipes() -> Iterator[Question]:
     """QLoRA and LoRA as recipes have them: all linear layers, a dropout, optimizers of 8 bits."""
     run = {**_BF16, "checkpointing": "full"}
     for four_bits in ({"qlora": True}, {}):
-        for targets, dropout in product(({}, {"lora_target": "all-linear"}), (0.0, 0.05)):
+        for targets, dropout in product(_TARGETS, (0.0, 0.05)):
             if not targets and not dropout:
                 continue
             more = {**run, **four_bits, **targets, "lora_r": 16, "lora_dropout": dropout}
             yield Question(options=more, single=True)
-    for rank, optim, targets in product(
-        _LORA_RANKS, _OF_ADAPTERS, ({}, {"lora_target": "all-linear"})
-    ):
+    for rank, optim, targets in product(_LORA_RANKS, _OF_ADAPTERS, _TARGETS[:2]):
         more = {**run, "qlora": True, **targets, "lora_r": rank, "optim": optim}
         yield Question(options=more, gpus=NEW[:1], updates=True)
 

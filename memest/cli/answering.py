@@ -326,4 +326,7 @@ def run_fits(
     elif not output.quiet:
         write_out("".join(f"{limit.sentence}\n" for limit in limits))
         _say_what_was_taken(options, output)
+        for text in (*answer.notes, *answer.assumptions):
+            if "has no effect" in text:
+                output.note(text)
     return code

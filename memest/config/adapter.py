@@ -58,6 +58,15 @@ _IRRELEVANT_KEYS = frozenset(
 )
 """Keys of a saved configuration that describe where it came from, not what is trained."""
 _CAST = "autocast_adapter_dtype"
+_DEFAULTS: dict[str, Any] = {
+    "bias": "none",
+    "lora_dropout": 0,
+    "task_type": "CAUSAL_LM",  # of LoRA it chooses the class around the model, whose forward is its
+    "use_dora": False,
+    "use_rslora": False,
+}
+_DROPOUT = 0.05
+"""Stands for each probability of a dropout that there is."""
 _LORA_RANK = 8
 """``r`` of ``peft.LoraConfig`` where nobody names one, in every release."""
 
@@ -92,10 +101,19 @@ class Adapter:
 
     @property
     def unsized(self) -> Adapter:
-        """The adapter without its rank, and without ``lora_alpha``, which changes no tensor."""
+        """What decides which tensors there are: what has the same is the same to trace.
+
+        Without its rank, and without ``lora_alpha``, which changes no tensor. Of LoRA the order of
+        modules, how much a dropout drops and what is peft's default anyway change none either.
+        """
         kept = {n: v for n, v in self.settings.items() if n != "lora_alpha"}
         if self.rank is not None:
             del kept["r"]
+            kept = {n: v for n, v in kept.items() if n not in _DEFAULTS or v != _DEFAULTS[n]}
+            if "lora_dropout" in kept:
+                kept["lora_dropout"] = _DROPOUT
+            if isinstance(kept.get("target_modules"), list):
+                kept["target_modules"] = sorted(set(kept["target_modules"]))
         return replace(self, config=_canonical(kept))
 
     def at_rank(self, rank: int) -> Adapter:

@@ -104,6 +104,10 @@ def _verdict(
         return Verdict.CANNOT_SAY, (
             f"anything from {low} to {high}, as the workspaces are that a library picks"
         )
+    if peaks.low_bytes > usable:
+        return Verdict.TIGHT, (
+            "it may run if the allocator gives back what it caches, and the process takes little"
+        )
     high = format_size(peaks.high_bytes)
     return Verdict.TIGHT, f"it may take up to {high}"
 

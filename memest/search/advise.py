@@ -304,6 +304,11 @@ class _Search:
                 "plans that change the training may converge differently: memory and time are the "
                 "smaller part of that decision."
             ] = None
+        if closest is not None and estimate.setup.adapter is None:
+            self._notes[
+                "plans train all weights, as was asked: --lora-r 16, or --qlora, trains adapters "
+                "and plans with them; memest estimate says what else would make it fit."
+            ] = None
         for note in one_of_several(estimate.setup):
             self._notes[note] = None
         if self._probe.untimed() and len(plans) > 1:

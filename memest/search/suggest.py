@@ -64,7 +64,7 @@ def suggest(
         device_context: as for :func:`memest.estimate`.
         calibration: as for :func:`memest.estimate`.
         count: changes, at most.
-        quick: look at changes that need a new trace only where no other is found.
+        quick: look at changes that need a new trace only where no other makes it fit.
         trust_remote_code: run code that the model's repository brings.
         progress: called with one line for each longer thing done.
         **options: of the run, as for :func:`memest.estimate`.
@@ -106,7 +106,7 @@ def suggestions_of(
         profile: the model under the run's setup.
         place: the one GPU that it is to fit.
         count: changes, at most.
-        quick: look at changes that need a new trace only where no other is found.
+        quick: look at changes that need a new trace only where no other makes it fit.
     """
     search = _Search(profile, place)
     base = search.base
@@ -116,7 +116,8 @@ def suggestions_of(
         with suppress(NotKnownError), profile.known_alone():
             found = search.changes(count)
     # what fits has one change at most, which needs no trace or was refused above
-    if found is None or not (found[0] or base.verdict is Verdict.FITS):
+    helps = found is not None and any(made.verdict is Verdict.FITS for made in found[0])
+    if found is None or not (helps or base.verdict is Verdict.FITS):
         found = search.changes(count)
     changes, closest = found
     return Suggestions(

@@ -131,6 +131,12 @@ def test_fits_says_what_a_name_was_taken_for(cli, tiny):
     assert cli("fits", tiny, "--batch", "2", "--gpu", "24GB", "--quiet").stderr == ""
 
 
+def test_fits_says_what_has_no_effect(cli, tiny):
+    done = cli("fits", tiny, "--batch", "2", "--gpu", "t4", "--image-size", "512")
+    assert done.stdout.startswith("Fits: ")
+    assert "--image-size 512 has no effect" in done.stderr
+
+
 def test_a_number_of_gpus_stands_with_their_name(cli, tiny):
     typed = cli("estimate", tiny, "--batch", "2", "--gpu", "2xt4", "--json")
     spelled = cli("estimate", tiny, "--batch", "2", "--gpu", "t4", "--num-gpus", "2", "--json")

@@ -60,6 +60,7 @@ def test_another_word_is_not_near_a_flag(word):
         ("nothing", GPUS, []),
         ("cse", ["none", "cce"], ["cce"]),
         ("Backward", ["no_prefetch", "backward_pre"], ["backward_pre"]),
+        ("adamw8bit", ["adam", "adamw_8bit"], ["adamw_8bit"]),
         ("FULL-SHARD", ["full_shard", "no_shard"], ["full_shard"]),
         ("", ["a", "b"], []),
         ("-", ["a", "b"], []),

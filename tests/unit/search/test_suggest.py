@@ -69,6 +69,14 @@ def test_a_base_of_4_bits_is_told_beside_adapters_in_the_largest_micro_batches_t
     assert (dict(beside.options)["batch"], dict(beside.options)["qlora"]) == (2, True)
 
 
+def test_what_needs_a_trace_is_looked_at_where_nothing_else_makes_it_fit() -> None:
+    run = {"batch": 1, "grad_accum": 16, "seq_len": 2048, "checkpointing": "full", "optim": "sgd"}
+    model = "mistralai/Mistral-7B-v0.1?num_hidden_layers=31"
+    changes = memest.suggest(model, quick=True, gpu="rtx-4090", **run).changes
+    assert dict(changes[0].options)["lora_r"] == 16
+    assert changes[0].verdict is Verdict.FITS
+
+
 def test_a_run_with_room_is_told_its_largest_batch() -> None:
     options = {**BERT, "batch": 4}
     (change,) = memest.suggest("bert-large-uncased", **options).changes
