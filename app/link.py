@@ -144,9 +144,9 @@ def read_question(params: Params) -> tuple[ExplorerQuestion, tuple[str, ...]]:
         except MemestError as error:
             read.pop(name, None)
             said.append(f"{name}={','.join(values)} of the link was left out: {error}")
-    for name, error in _left_out(read, gpus).items():
+    for name, refusal in _left_out(read, gpus).items():
         del read[name]
-        said.append(f"{name}={','.join(params[name])} of the link was left out: {error}")
+        said.append(f"{name}={','.join(params[name])} of the link was left out: {refusal}")
     options: dict[str, Any] = {"gpu": gpus}
     for each in read.values():
         options |= each

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -27,7 +28,15 @@ from memest.readers.scripts.things import (
     Value,
 )
 
-__all__ = ["COPIES_OF_WEIGHTS", "WRAPPERS", "Calls", "is_over_weights", "root_of"]
+__all__ = [
+    "COPIES_OF_WEIGHTS",
+    "NO_GRAD",
+    "SLICE",
+    "WRAPPERS",
+    "Calls",
+    "is_over_weights",
+    "root_of",
+]
 
 _MAX_CALLS = 25
 _GPU_QUESTIONS = frozenset(
@@ -54,6 +63,8 @@ WRAPPERS = frozenset(
     train_on_responses_only""".split()
 )
 """Functions and methods that return the model they are given."""
+SLICE = "?slice"
+"""In place of a path: a part of something is taken, ``x[:, :128]``."""
 COPIES_OF_WEIGHTS = "?copies of weights"
 """In place of a path: a copy of each weight, made in a loop over them."""
 _CHANGES_OF_PARTS = frozenset(
@@ -61,6 +72,9 @@ _CHANGES_OF_PARTS = frozenset(
     update_from_string reset_parameters""".split()
 )
 """Methods that change a part of a model, ``model.lm_head.to(torch.float32)``."""
+NO_GRAD = re.compile(r"\b(no_grad|inference_mode)\b")
+_SETTERS = ("set_training", "set_optimizer", "set_evaluate", "set_dataloader")
+"""Methods of ``TrainingArguments`` that change several of them at once."""
 _PARAMETERS = ("parameters", "named_parameters")
 _WHOLE_MODELS = ("module", "_orig_mod")
 """Attributes by which wrappers have the model that they are given."""
@@ -111,10 +125,18 @@ class Calls(Expressions):
         self._active: list[Function] = []
         self._returns: list[list[Value]] = []
         self._loops_over_weights = 0
+        self._without_grad = 0
 
     def follow(self, statements: Sequence[ast.stmt], names: Names) -> bool:
         """Follow statements; True where one of them leaves the function for certain."""
         raise NotImplementedError
+
+    def _subscript(self, node: ast.Subscript, names: Names) -> Value:
+        value = super()._subscript(node, names)
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if self._loops and isinstance(value.data, Unknown) and _cuts(parts):
+            self._note(SLICE, node.lineno, (), {}, receiver=value.data)
+        return value
 
     def _attribute(self, node: ast.Attribute, names: Names) -> Value:
         value = super()._attribute(node, names)
@@ -191,6 +213,8 @@ class Calls(Expressions):
                     weights = arguments[-1]
                     if is_over_weights(weights):
                         return self._chosen(node, weights, _condition(arguments[:-1]))
+                    if isinstance(weights.data, Part):
+                        return weights
                 value = self.builtin(node.func.id, node, arguments, keywords)
                 if value is None and not hasattr(builtins, node.func.id):
                     # of a file that is not read: from x import *
@@ -289,12 +313,14 @@ class Calls(Expressions):
     ) -> Value:
         data = base.data
         if isinstance(data, (dict, list, str)) or data is None:
-            return self._of_plain(node, base, name, arguments)
+            return self._of_plain(node, base, name, arguments, keywords)
         if isinstance(data, Call) and name in data.attributes:
             return self._called(node, data.attributes[name].data, arguments, keywords)
         if name == "clone" and self._loops_over_weights:
             self._note(COPIES_OF_WEIGHTS, node.lineno, arguments, keywords)
         call = self._note(name, node.lineno, arguments, keywords, receiver=data)
+        if isinstance(data, Call) and name in _SETTERS:
+            data.keywords["**"] = self.unknown(node)
         if isinstance(data, Call):
             parsed = self._of_parser(data, call)
             if parsed is not None:
@@ -306,9 +332,16 @@ class Calls(Expressions):
         )
 
     def _note_setattr(self, name: str, node: ast.Call, arguments: list[Value]) -> None:
-        if name == "setattr" and len(arguments) == 3 and isinstance(arguments[1].data, str):
-            entry, base = f"={arguments[1].data}", arguments[0].data
-            self._note(entry, node.lineno, arguments[2:], {}, receiver=base)
+        if name != "setattr" or len(arguments) != 3:
+            return
+        base, entry = arguments[0].data, arguments[1].data
+        if isinstance(entry, str):
+            told = arguments[2] if not self._conditions else self.unknown(node)
+            if isinstance(base, Call):
+                base.attributes[entry] = told
+            self._note(f"={entry}", node.lineno, arguments[2:], {}, receiver=base)
+        elif isinstance(base, Call):
+            base.keywords["**"] = self.unknown(node)
 
     def _note_part(self, node: ast.Call, base: Value, names: Names, arguments: list[Value]) -> None:
         """A change of a part, ``model.lm_head.float()``, as if something were put there."""
@@ -329,12 +362,21 @@ class Calls(Expressions):
             if isinstance(inner, ast.Attribute):
                 parts.append(inner.attr)
             inner = inner.value
+            if isinstance(inner, ast.Call):
+                return None, ""  # what a call returns is no part of a model, and it is made once
             whole = self.value_of(inner, names).data
             if isinstance(whole, Call) and parts:
                 return whole, ".".join(reversed(parts))
         return None, ""
 
-    def _of_plain(self, node: ast.Call, base: Value, name: str, arguments: list[Value]) -> Value:
+    def _of_plain(
+        self,
+        node: ast.Call,
+        base: Value,
+        name: str,
+        arguments: list[Value],
+        keywords: dict[str, Value],
+    ) -> Value:
         data = base.data
         if isinstance(data, dict) and name == "get" and arguments:
             key, default = arguments[0].data, arguments[1] if len(arguments) > 1 else Value(None)
@@ -352,14 +394,47 @@ class Calls(Expressions):
             word = arguments[0].data if arguments else None
             if word is None or (isinstance(word, str) and word):
                 return base.with_data(data.split(word))
-        if isinstance(data, dict) and name == "update" and arguments:
-            extra = arguments[0].data
-            if isinstance(extra, dict) and not self._conditions:
-                data.update(extra)
-                return Value(None)
-            data.clear()
+        if isinstance(data, dict):
+            return self._of_dict(node, base, name, arguments, keywords)
         if isinstance(data, list) and name not in ("count", "index", "copy"):
+            if self._loops:
+                self._note(name, node.lineno, arguments, {}, receiver=Unknown(as_text(node.func)))
             data.append(Unknown(as_text(node), node.lineno))
+        return self.unknown(node)
+
+    def _of_dict(
+        self,
+        node: ast.Call,
+        base: Value,
+        name: str,
+        arguments: list[Value],
+        keywords: dict[str, Value],
+    ) -> Value:
+        """A method of a mapping: what it changes is changed, or no longer known."""
+        data: dict[str, Any] = base.data
+        first = arguments[0].data if arguments else {}
+        if name == "update":
+            if not isinstance(first, dict):
+                data.clear()
+                return Value(None)
+            new = {**first, **{key: value.data for key, value in keywords.items()}}
+            told = {key: self.unknown(node).data for key in new} if self._conditions else new
+            data.update(told)
+            return Value(None)
+        if name in ("pop", "setdefault") and isinstance(first, str):
+            default = arguments[1] if len(arguments) > 1 else Value(None)
+            found = base.with_data(data[first]) if first in data else default
+            if self._conditions:
+                data[first] = self.unknown(node).data
+            elif name == "pop":
+                data.pop(first, None)
+            else:
+                data.setdefault(first, default.data)
+            return found
+        if name == "copy":
+            return base.with_data(dict(data))
+        if name in ("clear", "popitem"):
+            data.clear()
         return self.unknown(node)
 
     def _of_parser(self, parser: Call, call: Call) -> Value | None:
@@ -439,7 +514,10 @@ class Calls(Expressions):
         # a condition around the call is the call's; inside, returns are certain again
         around, self._conditions = self._conditions, []
         mark = len(self.calls)
+        decorated = any(NO_GRAD.search(as_text(each)) for each in function.node.decorator_list)
+        self._without_grad += decorated
         self.follow(function.node.body, names)
+        self._without_grad -= decorated
         self._conditions = around
         if around:
             for call in self.calls[mark:]:
@@ -453,6 +531,15 @@ class Calls(Expressions):
         if same or root_of(values[0].data) is root_of(values[-1].data):
             return values[0]
         return self.unknown(node)
+
+    def parameters_of(self, function: Function) -> dict[str, Value]:
+        """What is given to a function whose calls are not known: its defaults, or nothing known."""
+        if not function.is_uncertain:
+            return {}
+        return {
+            name: self.unknown(function.node, f"{name}, an argument of a function")
+            for name in _parameters(function.node)
+        }
 
     def _defaults(self, function: Function) -> dict[str, Value]:
         arguments = function.node.args
@@ -483,10 +570,16 @@ class Calls(Expressions):
             conditional=bool(self._conditions),
             every=self._divisors[-1] if self._divisors else None,
             loops=tuple(self._loops),
+            without_grad=self._without_grad > 0,
             owner=self._owners[-1] if self._owners else "",
         )
         self.calls.append(call)
         return call
+
+
+def _cuts(parts: Sequence[ast.expr]) -> bool:
+    """Whether an index takes less than there is: not ``[:]``, not ``[..., None]``."""
+    return any(isinstance(each, ast.Slice) and (each.lower or each.upper) for each in parts)
 
 
 def _condition(functions: Sequence[Value]) -> list[ast.expr | None]:

@@ -11,7 +11,7 @@ import ast
 from collections.abc import Iterable, Sequence
 
 from memest.errors import ConfigError
-from memest.readers.scripts.calling import Calls, is_over_weights, root_of
+from memest.readers.scripts.calling import NO_GRAD, Calls, is_over_weights, root_of
 from memest.readers.scripts.command_line import CommandLine
 from memest.readers.scripts.expressions import Names, as_text
 from memest.readers.scripts.source import Source
@@ -117,6 +117,14 @@ class Follower(Calls):
                     model.deleted = True
                 names.own.pop(target.id, None)
                 continue
+            if isinstance(target, ast.Subscript):
+                of, key = self.value_of(target.value, names), self.value_of(target.slice, names)
+                if isinstance(of.data, dict) and isinstance(key.data, str):
+                    if self._conditions:
+                        of.data[key.data] = self.unknown(target).data
+                    else:
+                        of.data.pop(key.data, None)
+                    continue
             part = target.value if isinstance(target, ast.Subscript) else target
             if isinstance(part, ast.Attribute):
                 # layers that are cut off are another model, as others put there are
@@ -165,6 +173,9 @@ class Follower(Calls):
             each is not None and each.data == first.data for each in values
         ):
             return first
+        for each in values:
+            if each is not None and isinstance(each.data, Function):
+                each.data.is_uncertain = True
         roots = {id(root_of(each.data)) if each is not None else 0 for each in values}
         if first is not None and len(roots) == 1 and isinstance(first.data, Call):
             return Value(root_of(first.data))
@@ -193,7 +204,11 @@ class Follower(Calls):
             value = self.value_of(item.context_expr, names)
             if item.optional_vars is not None:
                 self._assign(item.optional_vars, value, names)
-        return self.follow(node.body, names)
+        without_grad = any(NO_GRAD.search(as_text(item.context_expr)) for item in node.items)
+        self._without_grad += without_grad
+        left = self.follow(node.body, names)
+        self._without_grad -= without_grad
+        return left
 
     _do_asyncwith = _do_with
 
@@ -281,7 +296,7 @@ def follow(source: Source, line: CommandLine) -> Follower:
             # handed to somebody who calls them: what they are given is not known
             name = getattr(function.node, "name", "")
             if not function.is_followed and (name in used or not name):
-                follower.inlined(function, [], {}, function.node)
+                follower.inlined(function, [], follower.parameters_of(function), function.node)
         for made in [call for call in follower.calls if call.methods]:
             for value in list(made.attributes.values()):
                 method = value.data

@@ -62,5 +62,7 @@ def _tokenizes(call: Call) -> bool:
         if isinstance(root, Call):
             return root.name == "from_pretrained" and root.maker.endswith(_TOKENIZERS)
         return isinstance(root, Unknown) and "tokenizer" in root.why
+    if call.path == "pad" or call.name.startswith("DataCollator"):
+        return True
     words = call.path.lower()
     return words.startswith("?.") and words.endswith(("tokenizer", "processor"))

@@ -345,5 +345,7 @@ def _adapter(document: CallDocument, value: Value | None, call: Call) -> Documen
         document.miss(config.line, config.name, Saving("adapters that memest does not know"))
     else:
         document.put_all(config, without=("base_model_name_or_path",))
+        for key, changed in config.attributes.items():
+            document.put(key, changed, config)
         document.say("peft_type", kind, config.line)
     return document.keys()

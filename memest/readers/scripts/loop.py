@@ -9,6 +9,7 @@ from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.found import Found
 from memest.readers.scripts.lengths import put_lengths
 from memest.readers.scripts.lightning import LightningRun, lightning_of
+from memest.readers.scripts.loop_body import read_body
 from memest.readers.scripts.things import Call, Symbol, Unknown, Value
 from memest.readers.values import Bounded, DocumentReading, Saving
 
@@ -42,6 +43,7 @@ def read_loop(found: Found) -> tuple[DocumentReading, set[str]]:
     _steps(document, found)
     if lightning is None:
         _zero_grad(document, found)
+        read_body(document, found)
     else:
         lightning.read(document)
     keys = document.keys()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memest.readers.mapping import DocumentKeys
+from memest.readers.scripts.beside_model import read_beside
 from memest.readers.scripts.calling import root_of
 from memest.readers.scripts.calls import SCRIPT_LOOPS
 from memest.readers.scripts.changes import read_changes
@@ -30,6 +31,7 @@ def read_remarks(found: Found) -> tuple[DocumentReading, set[str]]:
     _others(document, found)
     _of_model(document, found)
     read_changes(document, found)
+    read_beside(document, found)
     lines = [*found.gpu_questions, *_questions_of_unsloth(found)]
     for line in lines[:1]:
         document.miss(
@@ -148,3 +150,11 @@ def _allocator(keys: DocumentKeys, document: CallDocument, found: Found) -> None
         name, value = call.arguments[0].data, call.arguments[1].data
         if name in _ALLOCATOR_VARIABLES and isinstance(value, str):
             keys.set_at("alloc_conf", value, document.origin(call.line, None, str(name)))
+            return
+    for call in found.named("set_per_process_memory_fraction"):
+        share = call.argument(0, "fraction")
+        if share is not None and isinstance(share.data, float) and not call.conditional:
+            value = f"per_process_memory_fraction:{share.data}"
+            keys.set_at("alloc_conf", value, document.origin(call.line, None, call.name))
+        else:
+            document.miss(call.line, call.name, "PyTorch is given a share of the card")

@@ -15,9 +15,10 @@ from memest.readers.effects import OPTIONS_OF_4BIT, OPTIONS_OF_LORA
 from memest.readers.scripts.command_line import CommandLine
 from memest.readers.scripts.follow import follow
 from memest.readers.scripts.found import Found, find
-from memest.readers.scripts.lightning import lightning_of
+from memest.readers.scripts.lightning import left_in_eval, lightning_of
 from memest.readers.scripts.loading import read_adapter, read_loading
 from memest.readers.scripts.loop import read_loop
+from memest.readers.scripts.loop_body import LOSS
 from memest.readers.scripts.remarks import read_remarks
 from memest.readers.scripts.source import parse_script
 from memest.readers.scripts.trainer import read_trainer
@@ -43,7 +44,7 @@ _SMALL_OUTPUTS = frozenset(
     """sequence-classification image-classification audio-classification multiple-choice""".split()
 )
 """Heads with a few numbers a sample, whose predictions and losses are no memory."""
-_OF_OUTPUTS = (" compute_metrics", " label_smoothing_factor")
+_OF_OUTPUTS = (" compute_metrics", " label_smoothing_factor", f" {LOSS}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +94,11 @@ class Script:
     def _of_mode(self, values: Mapping[str, ReadValue]) -> tuple[Remark, ...]:
         """What is switched on and does nothing, in the mode that the model is in."""
         lightning = lightning_of(self.found)
-        if lightning is None:
+        if self.found.trainer is not None:
             return ()
         recomputes = _value(values, "checkpointing") not in (None, "none")
-        extras = lightning.of_mode(recomputes=recomputes)
+        whose = [] if lightning is None else [lightning.module]
+        extras = left_in_eval(self.found, whose, recomputes=recomputes)
         place = self.found.source.place
         return tuple(Remark(f"{place(each.line)} {each.what}", each.why) for each in extras)
 

@@ -119,6 +119,7 @@ class Call:
         conditional: it stands under a condition that cannot be told.
         every: N of such a condition ``if step % N == 0``.
         loops: the loops around it, from the outside in.
+        without_grad: it stands under ``torch.no_grad()``, or what is as good.
         owner: the class of the script that it stands in.
         subclass: the class of the script that stands for the library's.
         methods: those that the class of the script has.
@@ -134,6 +135,7 @@ class Call:
     conditional: bool = False
     every: Value | None = None
     loops: tuple[int, ...] = ()
+    without_grad: bool = False
     owner: str = ""
     subclass: str = ""
     methods: frozenset[str] = frozenset()
@@ -177,12 +179,14 @@ class Function:
         names: what it sees around it.
         owner: the class that it is a method of.
         is_followed: it was called, and its body with it.
+        is_uncertain: its name may stand for something else.
     """
 
     node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
     names: Any
     owner: str = ""
     is_followed: bool = False
+    is_uncertain: bool = False
 
 
 @dataclass(eq=False, slots=True)

@@ -407,6 +407,158 @@ def test_an_optimizer_of_a_part_is_named(write, given, is_part):
     assert not run.setup.unpriced
 
 
+STEP = ["loss = model(**batch).loss", "loss.backward()", "optimizer.step()"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (["batch = {k: v.repeat(8, 1) for k, v in batch.items()}", *STEP], "repeat"),
+        (["x = torch.cat([batch['input_ids']] * 3)", *STEP], "torch.cat"),
+        (["x = batch['input_ids'][:, :128]", *STEP], "slice"),
+        (["logits = model(**batch).logits.float()", "loss = logits.mean()", *STEP[1:]], "float"),
+        (["logits = model(**batch).logits",
+          "loss = torch.nn.functional.cross_entropy(logits, batch['labels'])", *STEP[1:]],
+         "loss of its own"),
+        (["loss = model(**batch).loss + model(**batch).loss", *STEP[1:]], "2 forwards"),
+        (["loss = 0", "for view in (1, 2):", "    loss = loss + model(**batch).loss", *STEP[1:]],
+         "a forward in a loop of its own"),
+        (["loss = model(**batch, output_attentions=True).loss", *STEP[1:]], "every layer's output"),
+        ([STEP[0], "loss.backward(retain_graph=True)", STEP[2]], "retain_graph"),
+        (["kept.append(model(**batch))", *STEP], "kept"),
+        (["helper(batch)", *STEP], "helper"),
+    ],
+)  # fmt: skip
+def test_what_a_loop_does_besides_is_named(write, body, words):
+    lines = "\n".join(f"    {line}" for line in body)
+    text = LOOP.format(optimizer="torch.optim.AdamW(model.parameters())\nkept = []", body=lines)
+    run = memest.read_config(write("loop.py", text), seq_len=8)
+
+    assert words in " ".join(run.setup.unpriced)
+
+
+def test_what_loops_have_as_a_rule_leaves_the_verdict(write):
+    body = [
+        "batch = {k: v.to('cuda', non_blocking=True) for k, v in batch.items()}",
+        "with torch.autocast('cuda', torch.bfloat16):",
+        "    outputs = model(**batch)",
+        "outputs.loss.backward()",
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+        "optimizer.step()",
+        "optimizer.zero_grad(set_to_none=True)",
+        "losses.append(outputs.loss.item())",
+        "right = (outputs.logits.argmax(-1) == batch['labels']).float().mean()",
+        "print(torch.cuda.max_memory_allocated())",
+        "if step % 100 == 0:",
+        "    model.eval()",
+        "    with torch.no_grad():",
+        "        for other in loader:",
+        "            seen = model(**other).logits.softmax(-1)",
+        "    model.train()",
+    ]
+    lines = "\n".join(f"    {line}" for line in body)
+    text = LOOP.format(optimizer="torch.optim.AdamW(model.parameters())\nlosses = []", body=lines)
+    run = memest.read_config(write("loop.py", text), seq_len=8)
+
+    assert not run.setup.unpriced
+    assert run.options["precision"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        ("model.gradient_checkpointing_enable()", "does not call train()"),
+        ("model = torch.nn.parallel.DistributedDataParallel(model)", "buckets of gradients"),
+        ("for m in model.modules():\n    m.register_forward_hook(print)", "register_forward_hook"),
+        ("torch.backends.cuda.enable_flash_sdp(False)", "enable_flash_sdp"),
+        ("data = torch.zeros(4096, 4096, device='cuda')", "torch.zeros"),
+        ("head = torch.nn.Linear(768, 500000).cuda()", "torch.nn.Linear"),
+    ],
+)
+def test_what_stands_beside_the_model_is_named(write, before, words):
+    optimizer = f"torch.optim.AdamW(model.parameters())\n{before}"
+    text = LOOP.format(optimizer=optimizer, body="\n".join(f"    {line}" for line in STEP))
+    run = memest.read_config(write("loop.py", text), seq_len=8)
+
+    assert words in " ".join(run.setup.unpriced)
+    trained = text.replace("for batch in", "model.train()\nfor batch in")
+    again = memest.read_config(write("loop.py", trained), seq_len=8)
+    assert bool(again.setup.unpriced) == ("checkpointing" not in before)
+
+
+def test_a_share_of_the_card_is_taken(write):
+    optimizer = (
+        "torch.optim.SGD(model.parameters())\ntorch.cuda.set_per_process_memory_fraction(0.5)"
+    )
+    text = LOOP.format(optimizer=optimizer, body="\n".join(f"    {line}" for line in STEP))
+    run = memest.read_config(write("loop.py", text), seq_len=8)
+
+    assert run.options["alloc_conf"] == "per_process_memory_fraction:0.5"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("kw.update(per_device_train_batch_size=32)", 32),
+        ("kw.setdefault('per_device_train_batch_size', 32)", 4),
+        ("kw.setdefault('gradient_accumulation_steps', 2)", 4),
+        ("kw.pop('per_device_train_batch_size')", 8),
+        ("del kw['per_device_train_batch_size']", 8),
+        ("kw = kw.copy(); kw['per_device_train_batch_size'] = 16", 16),
+    ],
+)
+def test_arguments_in_a_mapping(script, change, expected):
+    before = f"kw = {{'per_device_train_batch_size': 4}}\n{change}"
+    run = script(before=before, arguments="**kw")
+
+    assert run.options.get("batch", 8) == expected
+    assert run.options.get("grad_accum", 1) == (2 if "accumulation" in change else 1)
+
+
+@pytest.mark.parametrize(
+    ("between", "batch"),
+    [
+        ("setattr(args, 'per_device_train_batch_size', 32)", 32),
+        ("for name in ('a', 'b'):\n    setattr(args, name, 3)", None),
+        ("args.set_training(batch_size=32)", None),
+    ],
+)
+def test_arguments_that_are_set_later(script, between, batch):
+    run = script(between=f"args = TrainingArguments('out')\n{between}")
+
+    if batch is None:
+        assert "further arguments cannot be told" in " ".join(run.setup.unpriced)
+    else:
+        assert run.options["batch"] == batch
+
+
+def test_an_adapter_that_is_changed_after_it_was_made(script):
+    run = script(
+        before="from peft import LoraConfig, get_peft_model",
+        between="config = LoraConfig(r=8)\nconfig.r = 256\nmodel = get_peft_model(model, config)",
+    )
+    assert run.options["adapter"]["r"] == 256
+
+
+def test_a_function_that_may_be_another_has_no_defaults(write):
+    text = LOOP.format(optimizer="torch.optim.AdamW(model.parameters())", body="    pass")
+    text = text.replace("loader = DataLoader([], batch_size=4)", MOCKED).replace("    pass", "")
+    run = memest.read_config(write("loop.py", text + "    model(**batch).loss.backward()"))
+
+    assert "batch" not in run.options
+    assert "batch_size, an argument" in " ".join(run.setup.unpriced)
+
+
+MOCKED = """
+import os
+def make(batch_size=16):
+    return DataLoader([], batch_size=batch_size)
+if os.environ.get("MOCKED") == "1":
+    from mocks import make
+loader = make(2)
+"""
+
+
 def test_older_arguments_of_trl_bring_older_defaults(write):
     """``max_seq_length`` went with TRL 0.20, which brought bf16 and checkpointing."""
     text = (

@@ -31,6 +31,7 @@ def main():
     )
     loader = DataLoader(dataset, args.batch_size, shuffle=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, fused=True)
+    model.train()
     for step, batch in enumerate(loader):
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=args.bf16):
             loss = model(**batch).loss / args.accumulate
