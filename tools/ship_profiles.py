@@ -66,8 +66,7 @@ _TARGETS: tuple[dict[str, Any], ...] = (
 )
 _RECIPES = frozenset(
     """meta-llama/Llama-3.1-8B meta-llama/Llama-3.2-1B meta-llama/Llama-3.2-3B Qwen/Qwen3-8B
-    Qwen/Qwen3-4B Qwen/Qwen2.5-7B Qwen/Qwen2.5-1.5B mistralai/Mistral-7B-v0.1
-    meta-llama/Llama-2-7b-hf""".split()
+    Qwen/Qwen3-4B Qwen/Qwen2.5-7B mistralai/Mistral-7B-v0.1""".split()
 )
 """Models that recipes for LoRA and QLoRA are written for, small enough for one card."""
 _CHECKPOINTING = ("none", "full")

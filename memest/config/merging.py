@@ -340,7 +340,8 @@ def _merge_packing(values: dict[str, Any], base: Setup | None, lengths: bool) ->
     if value is None or value is False:
         return
     strategy = "bfd" if value is True else str(value).strip().lower().replace("-", "_")
-    strategy = {"true": "bfd", "false": "none"}.get(strategy, strategy)
+    # "ffd" is what TRL called it until 0.20 (huggingface/trl#3696): the same rows
+    strategy = {"true": "bfd", "ffd": "bfd", "false": "none"}.get(strategy, strategy)
     strategies = [s.replace("-", "_") for s in _STRATEGIES]
     if strategy not in strategies:
         suggestion = hint(strategy, strategies)

@@ -352,6 +352,15 @@ _ODD_LOSSES = (
     "dpo_use_logits_to_keep", "dpo_use_liger_kernel", "dpo_padding_free", "rl_adapter_ref_model"
 )  # fmt: skip
 """What makes another step of it."""
+_PLUGINS = {
+    "CutCrossEntropyPlugin": "its key says it",
+    "ExpertParallelPlugin": "its keys say it",
+    "KernelsPlugin": "its keys say it",
+    "LigerPlugin": "its keys say it",
+    "LMEvalPlugin": "evaluates behind the training",
+    "SwanLabPlugin": "logging",
+}
+"""Plugins that have keys of their own, or no part in a step."""
 _METHODS = {"ipo": "dpo", "simpo": "cpo", "gdpo": "grpo"}
 """Ways of training that are another's in what lies in memory."""
 
@@ -365,8 +374,15 @@ def _plugins(keys: DocumentKeys) -> None:
         keys.set("fused_loss", "cce", "cut_cross_entropy" if switch else "plugins")
     elif switch is False:
         keys.ignore("cut_cross_entropy", "off")
-    if names and not with_plugin:
-        keys.ignore("plugins", "those that matter have keys of their own")
+    for name in names:
+        kind = name.rpartition(".")[2]
+        if kind in _PLUGINS:
+            keys.ignore("plugins", f"{kind}: {_PLUGINS[kind]}")
+        elif kind == "SpectrumPlugin":
+            why = "only a share of the layers trains; all are priced: --freeze names the others"
+            keys.miss("plugins", Saving(f"{kind}: {why}"))
+        else:
+            keys.miss("plugins", f"{kind}: what it changes of the training is not read")
 
 
 def _packing(keys: DocumentKeys) -> None:

@@ -57,7 +57,7 @@ AXOLOTL_IGNORED_KEYS = {
             "rates and schedules are numbers of the host": """adam_beta3 adam_epsilon2
                 cosine_constant_lr_ratio lr_groups lr_div_factor lr_quadratic_warmup
                 jagged_restart_steps jagged_restart_warmup_steps jagged_restart_anneal_steps
-                eaft_alpha eaft_k use_eaft""",
+                eaft_alpha eaft_k""",
             "how weights are loaded": """lora_on_cpu qlora_sharded_model_loading reinit_weights
                 merge_method peft_ensure_weight_tying revision_of_model
                 experimental_skip_move_to_device""",
@@ -95,6 +95,10 @@ AXOLOTL_UNMODELLED_KEYS = {
     "peft_layers_to_transform": Bounded("adapters on some layers only; priced on all"),
     "peft_layer_replication": "layers are repeated",
     "relora": "ReLoRA",
+    "use_eaft": "a loss of its own on copies of all logits",
+    "use_dynamic_finetuning": "a loss of its own on copies of all logits",
+    "diffusion": "a loss and a mask of its own",
+    "llmcompressor": "weights that are pruned or quantised on the way",
     "gptq": "GPTQ bases",
     "qat": "quantisation-aware training",
     "fp8": "fp8",

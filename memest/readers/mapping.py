@@ -377,6 +377,9 @@ class DocumentKeys:
             value: of it; what is switched off does nothing.
         """
         weight = _weight_of(key)
+        if isinstance(value, Mapping):  # a block of another kind of run
+            inside = (_weight_of(str(each)) for each in value)
+            weight = weight or next((each for each in inside if each is not None), None)
         if weight is None or value in (None, False, 0, "", "no", "none") or value in ([], {}):
             self.ignore(key, UNKNOWN)
         else:

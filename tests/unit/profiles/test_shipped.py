@@ -259,12 +259,19 @@ def test_what_is_not_answered_says_what_would_be():
 
 @pytest.mark.parametrize("rank", [8, 64])
 def test_recipes_are_answered_alone(rank):
-    run = ["estimate", "Qwen/Qwen2.5-1.5B", "--bf16", "--checkpointing", "--lora-r", str(rank)]
+    run = [
+        "estimate",
+        "meta-llama/Llama-3.2-1B",
+        "--bf16",
+        "--checkpointing",
+        "--lora-r",
+        str(rank),
+    ]
     recipes = (
         ["--qlora", "--lora-target", "all-linear", "--lora-dropout", "0.1"],
         ["--qlora", "--optim", "paged_adamw_8bit"],
         ["--qlora", "--lora-target", "all-linear", "--optim", "paged_adamw_32bit"],
-        ["--lora-target", "all-linear", "--lora-dropout", "0.05"],
+        ["--lora-target", "up_proj,down_proj,gate_proj,q_proj,k_proj,v_proj,o_proj"],
     )
     answers = ask_without_tracers([{"words": [*run, *recipe]} for recipe in recipes])
     assert [answer["exit"] for answer in answers] == [0] * 4

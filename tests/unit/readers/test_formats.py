@@ -437,3 +437,20 @@ def test_options_of_tomorrow_begin_to_work(write, monkeypatch):
     made = mapping.DocumentKeys({"use_unsloth": True}, source="t.yaml", framework="transformers")
     made.offer_rest()
     assert [each.option for each in made.reading().values] == ["use_unsloth"]
+
+
+@pytest.mark.parametrize(
+    ("plugin", "kind"),
+    [
+        ("axolotl.integrations.liger.LigerPlugin", None),
+        ("axolotl.integrations.grokfast.GrokfastPlugin", "unpriced"),
+        ("my_company.BigPlugin", "unpriced"),
+        ("axolotl.integrations.spectrum.SpectrumPlugin", "overpriced"),
+    ],
+)
+def test_a_plugin_of_axolotl_is_known_or_named(write, plugin, kind):
+    text = f"base_model: gpt2\nsequence_len: 64\nplugins: [{plugin}]\n"
+    run = memest.read_config(write("run.yml", text), config_format="axolotl")
+
+    assert bool(run.setup.unpriced) == (kind == "unpriced")
+    assert bool(run.setup.overpriced) == (kind == "overpriced")
