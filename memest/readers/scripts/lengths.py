@@ -6,9 +6,12 @@ from memest.readers.scripts.calling import root_of
 from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.found import Found
 from memest.readers.scripts.things import Call, Unknown, Value
+from memest.readers.values import Either
 
 __all__ = ["put_lengths"]
 
+_USUAL_MULTIPLE = 128
+"""What rows are filled up to for the kernels' sake: no more than that is in any length."""
 _TOKENIZERS = ("Tokenizer", "TokenizerFast", "Processor")
 
 
@@ -35,6 +38,12 @@ def put_lengths(document: CallDocument, found: Found) -> None:
             document.put(key, pairs[0][1], _plain(pairs[0][0]))
     if not inputs:
         _of_tokenizer(document, found)
+    for call in found.calls:
+        multiple = call.keywords.get("pad_to_multiple_of")
+        size = None if multiple is None else multiple.data
+        if isinstance(size, int) and size > _USUAL_MULTIPLE:
+            why = f"rows are filled up to multiples of {size}: priced without; --seq-len says it"
+            document.miss(call.line, "pad_to_multiple_of", Either(why))
 
 
 def _of_tokenizer(document: CallDocument, found: Found) -> None:

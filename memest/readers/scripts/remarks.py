@@ -131,7 +131,11 @@ def _of_model(document: CallDocument, found: Found) -> None:
     frozen = [
         call
         for call in found.calls
-        if call.path in ("=requires_grad", "requires_grad_")
+        if (
+            call.path == "requires_grad_"
+            or call.path == "=requires_grad"
+            or (call.path.startswith("=") and call.name == "requires_grad")
+        )
         and call.arguments
         and call.arguments[0].data is False
     ]

@@ -270,6 +270,7 @@ def test_what_may_add_memory_makes_the_verdict_open(script, parts, words):
     ("parts", "words"),
     [
         ({"between": "for p in model.parameters():\n    p.requires_grad = False"}, "frozen"),
+        ({"between": "model.transformer.wte.weight.requires_grad = False"}, "frozen"),
         ({"before": "from util import big", "between":
           "if big():\n    model.gradient_checkpointing_enable()"}, "under a condition"),
         ({"before": "from peft import get_peft_model\nfrom util import config",
@@ -513,6 +514,18 @@ def test_arguments_in_a_mapping(script, change, expected):
 
     assert run.options.get("batch", 8) == expected
     assert run.options.get("grad_accum", 1) == (2 if "accumulation" in change else 1)
+
+
+@pytest.mark.parametrize(("multiple", "is_named"), [(8, False), (1024, True)])
+def test_rows_that_are_filled_up_far_are_named(write, multiple, is_named):
+    collator = f"DataCollatorForLanguageModeling(None, pad_to_multiple_of={multiple})"
+    parts = {"before": "from transformers import DataCollatorForLanguageModeling",
+             "trainer": f", data_collator={collator}"}  # fmt: skip
+    names = ("before", "arguments", "between", "trainer", "after")
+    text = TRAINER.format(**{**dict.fromkeys(names, ""), "model": "'gpt2'", **parts})
+    run = memest.read_config(write("train.py", text))
+
+    assert ("filled up" in " ".join(run.setup.unpriced)) == is_named
 
 
 @pytest.mark.parametrize(
