@@ -10,6 +10,7 @@ from textwrap import shorten
 
 from memest.readers.scripts.calling import root_of
 from memest.readers.scripts.things import Call, Class, NamedPart, Part, Value
+from memest.readers.scripts.vision import is_vision_load
 
 __all__ = [
     "ADAPTERS",
@@ -140,6 +141,8 @@ _OTHERS = {
 
 def is_load(call: Call) -> bool:
     """Whether a call makes a model with weights: ``AutoModel.from_pretrained``."""
+    if is_vision_load(call):
+        return True
     if call.name not in ("from_pretrained", "from_config") or call.receiver is not None:
         return isinstance(call.receiver, Class) and call.name == "from_pretrained"
     kind = call.maker

@@ -30,7 +30,7 @@ _METHODS = frozenset(
     get_output_embeddings generate compile resize_token_embeddings merge_and_unload apply forward
     set_attn_implementation add_adapter set_adapter enable_adapters active_adapters backward step
     save_checkpoint trainable_parameters get_parameter get_submodule init_weights post_init
-    get_model_status from_pretrained from_config no_sync""".split()
+    get_classifier get_model_status from_pretrained from_config no_sync""".split()
 )
 """Methods of a model that change no size, or are read elsewhere."""
 _FUNCTIONS = WRAPPERS | frozenset(
@@ -95,7 +95,8 @@ def _changes(found: Found, *, adapts: bool) -> Iterator[tuple[Call, str, str]]:
         elif call.path.startswith("="):
             # what a module of the script's own consists of is named as a whole
             inside = receiver is not found.wrapper and is_model(call.receiver)
-            if receiver not in configurations:  # whose entries go with the model's name
+            is_head = found.head is not None and call.arguments[0].data is found.head
+            if receiver not in configurations and not is_head:  # what goes with the model's name
                 yield from _put(call, inside, adapts)
         elif name.startswith("freeze_") and (is_model(call.receiver) or call.receiver is None):
             if not adapts:

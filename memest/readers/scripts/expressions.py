@@ -194,6 +194,8 @@ class Expressions:
         of, by = base.data, key.data
         if isinstance(of, dict) and isinstance(by, (str, int)) and str(by) in of:
             return base.with_data(of[str(by)]).beside(key)
+        if isinstance(of, Symbol) and of.name == "__dict__" and isinstance(by, str):
+            return Value(Symbol(f"{of.path.removesuffix('.__dict__')}.{by}")).beside(key)
         if isinstance(of, (list, str)) and isinstance(by, int) and -len(of) <= by < len(of):
             return base.with_data(of[by]).beside(key)
         return self.unknown(node)

@@ -12,6 +12,7 @@ from memest.readers.scripts.calls import SCRIPT_LOOPS, TRAINERS, is_load, is_opt
 from memest.readers.scripts.follow import Follower
 from memest.readers.scripts.source import Source
 from memest.readers.scripts.things import Call, Unknown, Value
+from memest.readers.scripts.vision import HEADS, is_vision_load
 
 __all__ = ["Found", "find"]
 
@@ -59,6 +60,22 @@ class Found:
             before = self.early(self.loads)
             return before[0] if len(before) == 1 else None
         return None
+
+    @property
+    def head(self) -> Call | None:
+        """What takes the place of a vision model's last layer, ``model.fc = Linear(...)``."""
+        if self.load is None or not is_vision_load(self.load):
+            return None
+        layers = [
+            call.arguments[0].data
+            for call in self.calls
+            if call.path.startswith("=")
+            and call.path[1:] in HEADS
+            and root_of(call.receiver) is self.load
+            and call.arguments
+        ]
+        last = layers[-1] if layers else None
+        return last if isinstance(last, Call) and last.path == "torch.nn.Linear" else None
 
     @property
     def wrapper(self) -> Call | None:

@@ -21,6 +21,7 @@ from memest.readers.scripts.things import (
     known,
 )
 from memest.readers.scripts.unsloth import is_unsloth, read_unsloth
+from memest.readers.scripts.vision import is_vision_load, put_vision_model
 from memest.readers.training_arguments import (
     IGNORED_KEYS,
     MODELS,
@@ -76,7 +77,9 @@ def read_loading(found: Found) -> tuple[DocumentReading, set[str]]:
     )
     load = found.load
     task = None
-    if load is not None:
+    if load is not None and is_vision_load(load):
+        put_vision_model(document, load, found.head)
+    elif load is not None:
         task = _load(document, load)
     elif isinstance(found.model, str) and found.model:
         assert found.trainer is not None

@@ -11,6 +11,7 @@ from memest.readers.scripts.lengths import put_lengths
 from memest.readers.scripts.lightning import LightningRun, lightning_of
 from memest.readers.scripts.loop_body import read_body
 from memest.readers.scripts.things import Call, Symbol, Unknown, Value
+from memest.readers.scripts.vision import is_vision_load
 from memest.readers.values import Bounded, DocumentReading, Saving
 
 __all__ = ["read_loop"]
@@ -50,7 +51,8 @@ def read_loop(found: Found) -> tuple[DocumentReading, set[str]]:
     loop, line = _whose(found, lightning)
     keys.set_at("loop", loop, document.origin(line))
     read_table(keys, KeyTable(own_names=True))
-    if keys.value_of("seq_len") is None and not document.has_missed("seq_len"):
+    takes_text = found.load is None or not is_vision_load(found.load)
+    if takes_text and keys.value_of("seq_len") is None and not document.has_missed("seq_len"):
         why = Bounded("nothing names it: 512 tokens are taken; --seq-len says it")
         document.miss(_line_of_loop(found), "length of samples", why)
     return document.reading(keys), document.used

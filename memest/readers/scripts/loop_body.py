@@ -15,6 +15,7 @@ from memest.readers.scripts.calls import SCRIPT_LOOPS, is_optimizer
 from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.found import Found
 from memest.readers.scripts.things import Call, Unknown
+from memest.readers.scripts.vision import is_vision_load
 from memest.readers.values import Either
 
 __all__ = ["read_body"]
@@ -105,9 +106,9 @@ def _besides(found: Found) -> Iterator[tuple[int, str, str]]:
             yield call.line, call.name, "tensors of every step are kept: priced without"
         elif call.path == SLICE:
             yield call.line, "slice", "a part of a tensor is taken: priced is the whole batch"
-        elif _is_loss(call):
+        elif _is_loss(call) and not _is_priced_loss(call, found):
             yield call.line, LOSS, "what it makes of the outputs is not read: the model's is priced"
-        elif not _is_known(call, found):
+        elif not _is_loss(call) and not _is_known(call, found):
             name = call.path.removeprefix("?.")
             yield call.line, name, "what the loop makes with it is not read: priced without"
 
@@ -148,6 +149,13 @@ def _is_loss(call: Call) -> bool:
     if isinstance(root, Call):
         return root.library == "torch" and bool(_LOSS.search(root.name))
     return call.library == "torch" and bool(_LOSS.search(call.name))
+
+
+def _is_priced_loss(call: Call, found: Found) -> bool:
+    """Whether it is the loss that is priced of a vision model: a cross entropy."""
+    root = root_of(call.receiver) if call.path == "()" else call
+    is_entropy = isinstance(root, Call) and root.name in ("CrossEntropyLoss", "cross_entropy")
+    return is_entropy and found.load is not None and is_vision_load(found.load)
 
 
 def _keeps_tensors(call: Call) -> bool:

@@ -22,6 +22,7 @@ from memest.readers.scripts.loop_body import LOSS
 from memest.readers.scripts.remarks import read_remarks
 from memest.readers.scripts.source import parse_script
 from memest.readers.scripts.trainer import read_trainer
+from memest.readers.scripts.vision import is_vision_load
 from memest.readers.values import Bounded, DocumentReading, Level, ReadValue, Remark
 
 __all__ = ["Script", "read_script"]
@@ -44,7 +45,7 @@ _SMALL_OUTPUTS = frozenset(
     """sequence-classification image-classification audio-classification multiple-choice""".split()
 )
 """Heads with a few numbers a sample, whose predictions and losses are no memory."""
-_OF_OUTPUTS = (" compute_metrics", " label_smoothing_factor", f" {LOSS}")
+_OF_OUTPUTS = (" compute_metrics", " label_smoothing_factor", " gather_for_metrics", f" {LOSS}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +107,10 @@ class Script:
         self, remarks: Iterable[Remark], task: str, values: Mapping[str, ReadValue]
     ) -> Iterator[Remark]:
         """Remarks as they stand for the model's head: what samples are, how large outputs are."""
-        kind = self.found.load.maker if self.found.load is not None else ""
+        load = self.found.load
+        kind = load.maker if load is not None else ""
+        if load is not None and is_vision_load(load) and "segmentation" not in load.path:
+            task = "image-classification"
         for remark in remarks:
             if remark.key.endswith("length of samples"):
                 if kind.startswith(_SPEECH) or task == "speech-seq2seq":
