@@ -63,8 +63,8 @@ _LOADING = "loading PyTorch, for the first time since the server started"
 _OF_TRACES = ("meta device", "for the first time", "a trace of this model")
 """Words of memest that tell a trace from whatever else takes long."""
 _FIRST_TIME = (
-    "This was not asked before and has to be traced: some 5 to 30 seconds, the first time alone. "
-    "Later questions like it are answered at once."
+    "This was not asked before and has to be traced: some 5 to 30 seconds, and only the first "
+    "time. Later questions like it are answered at once."
 )
 _KEPT_MODELS = 64
 _KEPT_ANSWERS = 2000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -39,6 +40,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    # what runs in the background ignores Ctrl-C, and so would the processes that tests start
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--touched"):
         config.pluginmanager.register(SlowTestsTouched(config))
 

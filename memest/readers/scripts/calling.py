@@ -275,6 +275,8 @@ class Calls(Expressions):
             return self._variable(node, arguments)
         if target.path == "argparse.Namespace":
             return Value(Namespace(keywords, Value(Unknown("an argument of the command line"))))
+        if name.endswith("_like") and target.library == "torch" and self._loops_over_weights:
+            self._note(COPIES_OF_WEIGHTS, node.lineno, arguments, keywords)
         call = self._note(target.path, node.lineno, arguments, keywords)
         function = arguments[0].data if arguments else None
         if name in _RUNNERS and isinstance(function, Function):

@@ -126,7 +126,7 @@ def _put(call: Call, of_model: bool, adapts: bool) -> Iterator[tuple[Call, str, 
         elif value is not True and value is not False and not adapts:
             why = "which parameters train: all are priced; --freeze says it"
             yield call, "requires_grad", Saving(why)
-    elif entry == "data" and not of_model:
+    elif entry == "data" and not of_model and not call.owner:  # a data set has data, too
         yield call, "data", "what is made of weights is not read: priced without"
     elif of_model and entry in _KEPT:
         if value is not False:

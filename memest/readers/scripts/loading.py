@@ -21,7 +21,7 @@ from memest.readers.scripts.things import (
     known,
 )
 from memest.readers.scripts.unsloth import is_unsloth, read_unsloth
-from memest.readers.scripts.vision import is_vision_load, put_vision_model
+from memest.readers.scripts.vision import is_vision_load, put_image_size, put_vision_model
 from memest.readers.training_arguments import (
     IGNORED_KEYS,
     MODELS,
@@ -79,6 +79,7 @@ def read_loading(found: Found) -> tuple[DocumentReading, set[str]]:
     task = None
     if load is not None and is_vision_load(load):
         put_vision_model(document, load, found.head)
+        put_image_size(document, load, found.calls)
     elif load is not None:
         task = _load(document, load)
     elif isinstance(found.model, str) and found.model:

@@ -26,12 +26,14 @@ _STEP = frozenset(
     inference_mode set_grad_enabled enable_grad scale unscale_ update get_scale GradScaler
     autocast_mode maybe_autocast nullcontext scale_loss train eval join_uneven_inputs set_epoch
     prepare unwrap_model optimizer_step record parameters ctx
-    set_requires_gradient_sync""".split()
+    set_requires_gradient_sync step_update suppress get_tracker get_state_dict
+    to_device""".split()
 )
 """What a step consists of, or switches."""
 _MOVES = frozenset(
     """to cuda cpu items keys values copy pop get pin_memory non_blocking contiguous numpy tolist
-    item detach long int bool size dim numel squeeze unsqueeze view reshape""".split()
+    item detach long int bool size dim numel squeeze unsqueeze view view_as reshape
+    zfill masked_select batch_decode decode""".split()
 )
 """Methods that move what there is, or look at it."""
 _COUNTS = frozenset(
@@ -56,18 +58,8 @@ _PYTHON = frozenset(
     """append extend next iter enumerate range zip len islice cycle chain seed choice shuffle random
     randint sample sleep exit""".split()
 )
-_HOSTS = (
-    "logging",
-    "wandb",
-    "tqdm",
-    "time",
-    "numpy",
-    "math",
-    "os",
-    "json",
-    "shutil",
-    "sys",
-    "random",
+_HOSTS = frozenset(
+    "logging wandb tqdm time numpy sklearn contextlib math os json shutil sys random".split()
 )
 """Libraries that hold no memory of a GPU."""
 _PARTS_OF_TORCH = ("torch.cuda.", "torch.distributed.", "torch.profiler.", "torch.backends.")
@@ -77,7 +69,7 @@ _NUMBERS = re.compile(
     r"\.(item|cpu|tolist|numpy|detach)\(|^(float|int|len|str|time)\b|time|epoch|step|lr\b|mem"
 )
 """Words of expressions that are numbers, or lie on the host."""
-_COMPARED = re.compile(r"==|argmax|mask")
+_COMPARED = re.compile(r"==|argmax|mask|loss|correct|acc|detach")
 LOSS = "loss of its own"
 """What a remark on a loss is called: heads of few numbers have no use for it."""
 
@@ -179,7 +171,7 @@ def _is_known(call: Call, found: Found) -> bool:
         return bool(_COMPARED.search(call.receiver.why))
     if name in _MOVES or name in _COUNTS or name in _PYTHON or _SAYS.match(name):
         return True
-    if call.library in (*_HOSTS, *SCRIPT_LOOPS) or is_optimizer(call):
+    if call.library in _HOSTS or call.library in SCRIPT_LOOPS or is_optimizer(call):
         return True
     if name.endswith(("Scheduler", "LR", "Meter", "Dataset", "Sampler", "Error", "DataLoader")):
         return True

@@ -125,7 +125,8 @@ def _others(document: CallDocument, found: Found) -> None:
 def _of_model(document: CallDocument, found: Found) -> None:
     """Changes of the model that no option has."""
     for call in found.on_model("resize_token_embeddings"):
-        document.miss(call.line, call.name, "a few rows of the embeddings")
+        few = "a few rows of the embeddings"
+        document.miss(call.line, call.name, Bounded(few) if call.conditional else few)
     if found.adapts:
         return  # they freeze the model
     frozen = [

@@ -6,11 +6,13 @@ entropy.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from memest.readers.scripts.document import MODEL_KEY, CallDocument
 from memest.readers.scripts.things import Call, Unknown, Value, known
 from memest.readers.values import Bounded
 
-__all__ = ["HEADS", "is_vision_load", "put_vision_model"]
+__all__ = ["HEADS", "is_vision_load", "put_image_size", "put_vision_model"]
 
 HEADS = frozenset(("fc", "head", "classifier", "heads"))
 """Where these models have their last layer, which scripts replace for classes of their own."""
@@ -22,6 +24,10 @@ _IGNORED = frozenset(
 )
 """What they are given that changes no size but that of masks."""
 _GROUPS = ("segmentation", "detection", "video", "optical_flow", "quantization", "resnet", "vgg")
+_CROPS = ("RandomResizedCrop", "CenterCrop", "RandomCrop")
+_RESIZES = ("Resize",)
+_OWN_SIZE = ("create_transform", "resolve_data_config", "resolve_model_data_config", "transforms")
+"""Functions that make transforms of the model's own size."""
 _HUB = ("hf-hub:timm/", "hf_hub:timm/", "timm/")
 
 
@@ -68,6 +74,38 @@ def put_vision_model(document: CallDocument, load: Call, head: Call | None) -> N
             document.miss(load.line, key, "an argument of the model that cannot be told")
     if head is not None:
         _classes(document, head.argument(1, "out_features") or Value(None), head)
+
+
+def put_image_size(document: CallDocument, load: Call, calls: Iterable[Call]) -> None:
+    """Put down how large images are, as the transforms make them: the largest crop, else resize."""
+    if "image_size" in document:
+        return
+    made = [call for call in calls if call.name in (*_CROPS, *_RESIZES, *_OWN_SIZE)]
+    if any(call.name in _OWN_SIZE for call in made):
+        return  # of the model itself
+    for names in (_CROPS, _RESIZES):
+        sizes = [
+            (call, value)
+            for call in made
+            for value in [call.argument(0, "size", "height") if call.name in names else None]
+            if value is not None
+        ]
+        sides = [(call, value, _side(value.data)) for call, value in sizes]
+        if sides and all(side for *_, side in sides):
+            call, value, side = max(sides, key=lambda each: each[2])
+            document.put("image_size", value.with_data(side), Call(call.path, call.line))
+            return
+        if sides:
+            break
+    why = "nothing that can be told names it: the model's own is taken; --image-size says it"
+    document.miss(load.line, "size of images", why)
+
+
+def _side(data: object) -> int:
+    """The side of a square; 0 for what is none, or cannot be told."""
+    if isinstance(data, list) and data and all(each == data[0] for each in data):
+        data = data[0]
+    return data if isinstance(data, int) and not isinstance(data, bool) else 0
 
 
 def _classes(document: CallDocument, value: Value, call: Call) -> None:

@@ -11,7 +11,9 @@ import timm, torch, torchvision
 from timm import create_model
 from torch.utils.data import DataLoader
 from torchvision import models
+from torchvision import transforms
 loader = DataLoader([], batch_size=64, shuffle=True)
+prepare = {transform}
 model = {model}
 {between}
 model = model.cuda()
@@ -31,8 +33,8 @@ ENTROPY = "torch.nn.CrossEntropyLoss(label_smoothing=0.1)"
 
 @pytest.fixture
 def read(write):
-    def made(model, between="", loss=ENTROPY):
-        text = SCRIPT.format(model=model, between=between, loss=loss)
+    def made(model, between="", loss=ENTROPY, transform="transforms.RandomResizedCrop(224)"):
+        text = SCRIPT.format(model=model, between=between, loss=loss, transform=transform)
         return memest.read_config(write("train.py", text))
 
     return made
@@ -87,3 +89,24 @@ def test_another_loss_of_few_numbers_leaves_the_verdict(read):
     assert not run.setup.unpriced
     run = read("models.segmentation.fcn_resnet50()", loss="torch.nn.BCEWithLogitsLoss()")
     assert run.setup.unpriced
+
+
+@pytest.mark.parametrize(
+    ("transform", "size"),
+    [
+        ("[transforms.Resize(256), transforms.CenterCrop(224)]", 224),
+        ("transforms.Resize((448, 448))", 448),
+        ("transforms.RandomCrop(32, padding=4)", 32),
+        ("timm.data.create_transform()", None),
+    ],
+)
+def test_images_are_as_large_as_the_transforms_make_them(read, transform, size):
+    run = read("models.resnet50()", transform=transform)
+    assert run.options.get("image_size") == size
+    assert not run.setup.unpriced
+
+
+@pytest.mark.parametrize("transform", ["None", "transforms.Resize(size)"])
+def test_a_size_that_cannot_be_told_is_named(read, transform):
+    unpriced = read("models.resnet50()", transform=transform).setup.unpriced
+    assert "size of images" in " ".join(unpriced)
