@@ -94,7 +94,7 @@ def label_of(option: Option) -> str:
     return label[0].upper() + label[1:]
 
 
-_FLAG = re.compile(r"(?<![\w`-])--(?:no-)?[a-z][a-z0-9-]*")
+_FLAG = re.compile(r"(?<![\w`-])--[a-z][a-z0-9-]*")
 
 
 def in_page_words(text: object) -> str:

@@ -186,8 +186,7 @@ def _asked_first(entry: CatalogueEntry) -> Iterator[Question]:
             yield Question(options=more, gpus=NEW[:1], updates=True)
         if entry.auto_class == "AutoModelForCausalLM" and checkpointing == "full":
             for four_bits in ("qlora", "load_in_4bit"):
-                quantised = {**run, four_bits: True, "lora_r": 16}
-                yield Question(options=quantised, single=True)
+                yield Question(options={**run, four_bits: True, "lora_r": 16}, single=True)
     if entry.id in _RECIPES:
         yield from _recipes()
     if entry.auto_class == "AutoModelForCausalLM" and num_parameters < _ON_T4:
@@ -343,8 +342,7 @@ def main() -> None:
         parser.error(f"{', '.join(unknown)}: not in {LIST.name}")
     out, software_path = arguments.out, arguments.out / "software.json"
     software = {name: version(name).partition("+")[0] for name in PACKAGES}
-    keeps = arguments.models or arguments.add
-    if not keeps:
+    if not (arguments.models or arguments.add):
         shutil.rmtree(out, ignore_errors=True)
     elif software_path.exists() and json.loads(software_path.read_text()) != software:
         parser.error(

@@ -43,7 +43,7 @@ _CARD_MARKS = {
     Verdict.DOES_NOT_FIT: ("no", "✕"),
     Verdict.CANNOT_SAY: ("unseen", "?"),
 }
-_UNSEEN = "not looked at"
+_NOT_LOOKED, _UNSEEN = "…", "not looked at"
 
 
 def show(question: ExplorerQuestion, draw_inputs: Callable[[], None]) -> None:
@@ -132,7 +132,7 @@ def _strip(fits: Sequence[GpuFit], unseen: Sequence[GpuSpec]) -> str:
         chips.append((fit.usable_bytes, kind, mark, fit.name, title))
     for spec in unseen:
         title = f"{spec.name}: {_UNSEEN}, its kernels ask for a trace of their own; choose it"
-        chips.append((spec.torch_total_bytes or 0, "unseen", "?", spec.name, title))
+        chips.append((spec.torch_total_bytes or 0, "unseen", _NOT_LOOKED, spec.name, title))
     cards = "".join(
         f'<span class="mm-card mm-{kind}" title="{escape(title)}">{mark} '
         f"{escape(short_gpu(name))}</span>"
@@ -145,10 +145,9 @@ def _strip(fits: Sequence[GpuFit], unseen: Sequence[GpuSpec]) -> str:
         of = " of those looked at" if unseen else ""
         words = f"Smallest card{of} that fits: {short_gpu(smallest.name)}"
     meanings = {mark: verdict.value for verdict, (_, mark) in _CARD_MARKS.items()}
-    if unseen:
-        meanings["?"] = _UNSEEN
+    meanings[_NOT_LOOKED] = _UNSEEN
     marks = {mark for _, _, mark, _, _ in chips}
-    key = " · ".join(f"{mark} {words}" for mark, words in meanings.items() if mark in marks)
+    key = " · ".join(f"{mark} {meaning}" for mark, meaning in meanings.items() if mark in marks)
     return f'<div class="mm-strip"><b>{escape(words)}</b>{cards}<small>{escape(key)}</small></div>'
 
 

@@ -217,16 +217,16 @@ def batch_sentence(estimate: Estimate) -> str:
     return f"{largest} expected, {safe} is safe at the upper end of the range"
 
 
-def moment_text(estimate: Estimate) -> str:
-    """When and where the allocated peak is reached."""
-    return place_text(estimate.peak_at, estimate.setup.grad_accum)
+def moment_text(estimate: Estimate, *, operator: bool = True) -> str:
+    """When and where the allocated peak is reached, and by which operator."""
+    at = estimate.peak_at if operator else replace(estimate.peak_at, op="")
+    return place_text(at, estimate.setup.grad_accum)
 
 
 def why_sentence(estimate: Estimate) -> str:
     """When the run is fullest, and with what."""
     largest = max(estimate.breakdown, key=lambda row: row.bytes, default=None)
-    at = replace(estimate.peak_at, op="")
-    sentence = f"Fullest {place_text(at, estimate.setup.grad_accum)}"
+    sentence = f"Fullest {moment_text(estimate, operator=False)}"
     if largest is not None and estimate.peak.allocated_bytes:
         share = largest.bytes / estimate.peak.allocated_bytes
         sentence += f"; {share:.0%} of what is allocated is {largest.category.value} then"

@@ -154,9 +154,8 @@ def _checkpointing(
         return PlanStep(option="checkpointing", value=combo.checkpointing, why=reason)
     reason = f"recomputes layers, {flops / max(plain_flops, 1):.2f} times the operations"
     without = replace(combo, checkpointing="none")
-    runs = candidate.verdict is not Verdict.DOES_NOT_FIT
     rivals = [c for c in candidates if c.combo == without and c.verdict is candidate.verdict]
-    if rivals and runs:
+    if rivals and candidate.verdict is not Verdict.DOES_NOT_FIT:
         best_batch = max(c.batch for c in rivals)
         reason += f"; without it the largest micro-batch is {best_batch}"
     else:

@@ -11,14 +11,13 @@ here of what a particular option does. Three kinds of facts are compared:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from memest.config.setup import Precision
 from memest.events import CATEGORY_ORDER, Category, Phase
 from memest.report.findings import PhaseChange, Reasons, RowChange
 from memest.report.layers import NO_MODULE, blocks
 from memest.report.result import Estimate
-from memest.report.words import format_count, place_text
+from memest.report.words import format_count, moment_text
 from memest.units import format_size
 
 __all__ = ["explain", "row_changes"]
@@ -158,18 +157,12 @@ def _rows_text(rows: Sequence[RowChange]) -> str:
 def _moment_sentences(before: Estimate, after: Estimate) -> list[str]:
     """Where the peak was and is; what of another micro-step is alive there."""
     first, second = before.peak_at, after.peak_at
+    was, now = moment_text(before, operator=False), moment_text(after, operator=False)
     if (first.phase, first.micro_step > 1) == (second.phase, second.micro_step > 1):
         if first.module == second.module:
-            return [f"Both peaks are reached {_moment_words(after)}."]
-        return [
-            (
-                f"The peak stays in {_PLACES[first.phase]}: {_moment_words(before)} and "
-                f"{_moment_words(after)}."
-            )
-        ]
-    sentences = [
-        f"The peak moves: it was reached {_moment_words(before)}, it is {_moment_words(after)}."
-    ]
+            return [f"Both peaks are reached {now}."]
+        return [(f"The peak stays in {_PLACES[first.phase]}: {was} and {now}.")]
+    sentences = [f"The peak moves: it was reached {was}, it is {now}."]
     earlier, later = (
         _category_bytes(before, Category.GRADIENTS),
         _category_bytes(after, Category.GRADIENTS),
@@ -185,11 +178,6 @@ def _moment_sentences(before: Estimate, after: Estimate) -> list[str]:
             text += ", and new ones are made beside the old before they are added"
         sentences.append(f"{text}.")
     return sentences
-
-
-def _moment_words(estimate: Estimate) -> str:
-    """When and where, without the operator."""
-    return place_text(replace(estimate.peak_at, op=""), estimate.setup.grad_accum)
 
 
 def _unseen_gain_sentences(

@@ -31,11 +31,7 @@ _WRAPPERS = ("DataParallel", "DistributedDataParallel", "Module", "ModuleList", 
 
 def read_beside(document: CallDocument, found: Found) -> None:
     """Name it."""
-    said: set[tuple[int, str]] = set()
-    for call, what, why in _besides(found):
-        if (call.line, what) not in said:
-            said.add((call.line, what))
-            document.miss(call.line, what, why)
+    document.miss_each((call.line, what, why) for call, what, why in _besides(found))
 
 
 def _besides(found: Found) -> Iterator[tuple[Call, str, str]]:

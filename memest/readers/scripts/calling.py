@@ -15,6 +15,7 @@ from memest.readers.scripts.command_line import (
     parsed_dataclasses,
 )
 from memest.readers.scripts.expressions import Expressions, Names, as_text
+from memest.readers.scripts.plain_data import plain_method
 from memest.readers.scripts.source import Source
 from memest.readers.scripts.things import (
     Call,
@@ -315,7 +316,10 @@ class Calls(Expressions):
     ) -> Value:
         data = base.data
         if isinstance(data, (dict, list, str)) or data is None:
-            return self._of_plain(node, base, name, arguments, keywords)
+            if isinstance(data, list) and self._loops:
+                self._note(name, node.lineno, arguments, {}, receiver=Unknown(as_text(node.func)))
+            unknown, told = self.unknown(node), not self._conditions
+            return plain_method(base, name, arguments, keywords, unknown, told=told)
         if isinstance(data, Call) and name in data.attributes:
             return self._called(node, data.attributes[name].data, arguments, keywords)
         if name == "clone" and self._loops_over_weights:
@@ -370,74 +374,6 @@ class Calls(Expressions):
             if isinstance(whole, Call) and parts:
                 return whole, ".".join(reversed(parts))
         return None, ""
-
-    def _of_plain(
-        self,
-        node: ast.Call,
-        base: Value,
-        name: str,
-        arguments: list[Value],
-        keywords: dict[str, Value],
-    ) -> Value:
-        data = base.data
-        if isinstance(data, dict) and name == "get" and arguments:
-            key, default = arguments[0].data, arguments[1] if len(arguments) > 1 else Value(None)
-            return base.with_data(data[key]) if isinstance(key, str) and key in data else default
-        if isinstance(data, str) and name in ("lower", "upper", "strip") and not arguments:
-            return base.with_data(getattr(data, name)())
-        if isinstance(data, str) and name in ("startswith", "endswith") and arguments:
-            word = arguments[0].data
-            return (
-                base.with_data(getattr(data, name)(word))
-                if isinstance(word, str)
-                else (self.unknown(node))
-            )
-        if isinstance(data, str) and name == "split" and not node.keywords:
-            word = arguments[0].data if arguments else None
-            if word is None or (isinstance(word, str) and word):
-                return base.with_data(data.split(word))
-        if isinstance(data, dict):
-            return self._of_dict(node, base, name, arguments, keywords)
-        if isinstance(data, list) and name not in ("count", "index", "copy"):
-            if self._loops:
-                self._note(name, node.lineno, arguments, {}, receiver=Unknown(as_text(node.func)))
-            data.append(Unknown(as_text(node), node.lineno))
-        return self.unknown(node)
-
-    def _of_dict(
-        self,
-        node: ast.Call,
-        base: Value,
-        name: str,
-        arguments: list[Value],
-        keywords: dict[str, Value],
-    ) -> Value:
-        """A method of a mapping: what it changes is changed, or no longer known."""
-        data: dict[str, Any] = base.data
-        first = arguments[0].data if arguments else {}
-        if name == "update":
-            if not isinstance(first, dict):
-                data.clear()
-                return Value(None)
-            new = {**first, **{key: value.data for key, value in keywords.items()}}
-            told = {key: self.unknown(node).data for key in new} if self._conditions else new
-            data.update(told)
-            return Value(None)
-        if name in ("pop", "setdefault") and isinstance(first, str):
-            default = arguments[1] if len(arguments) > 1 else Value(None)
-            found = base.with_data(data[first]) if first in data else default
-            if self._conditions:
-                data[first] = self.unknown(node).data
-            elif name == "pop":
-                data.pop(first, None)
-            else:
-                data.setdefault(first, default.data)
-            return found
-        if name == "copy":
-            return base.with_data(dict(data))
-        if name in ("clear", "popitem"):
-            data.clear()
-        return self.unknown(node)
 
     def _of_parser(self, parser: Call, call: Call) -> Value | None:
         """What the methods of parsers of arguments return, None for anything else."""

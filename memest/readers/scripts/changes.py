@@ -61,12 +61,11 @@ _AVERAGES = re.compile(r"(?i)(model_?)?ema(v\d|model|_model)?|exponentialmoving\
 
 def read_changes(document: CallDocument, found: Found) -> None:
     """Name what is made of the model and is not priced."""
-    said: set[tuple[int, str]] = set()
-    for call, what, why in _changes(found, adapts=found.adapts):
-        if (call.line, what) not in said:
-            said.add((call.line, what))
-            # it may as well take something away
-            document.miss(call.line, what, Either(why) if "priced without" in why else why)
+    document.miss_each(
+        # it may as well take something away
+        (call.line, what, Either(why) if "priced without" in why else why)
+        for call, what, why in _changes(found, adapts=found.adapts)
+    )
 
 
 def _changes(found: Found, *, adapts: bool) -> Iterator[tuple[Call, str, str]]:
@@ -126,7 +125,8 @@ def _put(call: Call, of_model: bool, adapts: bool) -> Iterator[tuple[Call, str, 
         elif value is not True and value is not False and not adapts:
             why = "which parameters train: all are priced; --freeze says it"
             yield call, "requires_grad", Saving(why)
-    elif entry == "data" and not of_model and not call.owner:  # a data set has data, too
+    elif entry == "data" and not of_model and isinstance(call.receiver, Unknown):
+        # of a weight in a loop; what is made in the script, as a data set, may have data of its own
         yield call, "data", "what is made of weights is not read: priced without"
     elif of_model and entry in _KEPT:
         if value is not False:

@@ -137,6 +137,14 @@ class CallDocument:
         """Something of the script that is not modelled."""
         self._not_modelled.append(Remark(f"{self.source.place(line)} {key}", why))
 
+    def miss_each(self, remarks: Iterable[tuple[int, str, str]]) -> None:
+        """The same of several, line, name and why; of one name in one line once."""
+        said: set[tuple[int, str]] = set()
+        for line, key, why in remarks:
+            if (line, key) not in said:
+                said.add((line, key))
+                self.miss(line, key, why)
+
     def has_missed(self, key: str) -> bool:
         """Whether a key was said to be not modelled."""
         return any(remark.key.endswith(f" {key}") for remark in self._not_modelled)

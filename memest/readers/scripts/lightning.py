@@ -7,7 +7,7 @@ of that. What is known to change nothing is listed here; whatever else it has or
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,9 +16,8 @@ from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.expressions import as_text
 from memest.readers.scripts.found import Found
 from memest.readers.scripts.things import Call, Unknown, Value
-from memest.readers.values import Bounded, Saving
 
-__all__ = ["MODULE_METHODS", "LightningRun", "left_in_eval", "lightning_of"]
+__all__ = ["MODULE_METHODS", "Extra", "LightningRun", "lightning_of"]
 
 _LIBRARIES = ("lightning", "pytorch_lightning")
 _PRECISIONS = {
@@ -254,40 +253,6 @@ class LightningRun:
         if body and step.num_forwards != 1:
             why = f"{step.num_forwards} forwards of the model: one is priced"
             yield Extra(body[0].lineno, "training_step", why)
-
-
-def left_in_eval(found: Found, modules: Sequence[Call], *, recomputes: bool) -> Iterator[Extra]:
-    """What stays switched off where nobody calls ``train()``: neither Lightning does nor a loop.
-
-    Args:
-        found: the script.
-        modules: those that hold the model.
-        recomputes: checkpointing is switched on.
-    """
-    load = found.load
-    if load is None or load.name != "from_pretrained":
-        return
-    calls = tuple(
-        call
-        for call in found.named("train", "eval")
-        if root_of(call.receiver) in (load, *modules)
-        or (not modules and isinstance(root_of(call.receiver), Unknown))
-    )
-    modes = found.early(calls)
-    # a loop that evaluates between its epochs comes back to training
-    trains = [call for call in modes if call.name == "train"]
-    last = modes[-1:] if modules else trains[-1:]
-    if last and last[0].name == "train" and (not last[0].conditional or not modules):
-        flag = last[0].argument(0, "mode")
-        if flag is None or flag.data is True or not modules:
-            return
-    who = "Lightning" if modules else "the loop"
-    words = f"from_pretrained leaves a model in eval mode, and {who} does not call train()"
-    if recomputes:
-        why = f"{words}: nothing is recomputed; call train() of the model"
-        yield Extra(load.line, "checkpointing", why)
-    why = f"{words}: priced are masks of dropout"
-    yield Extra(load.line, "dropout", Saving(why) if modules else Bounded(why))
 
 
 def lightning_of(found: Found) -> LightningRun | None:

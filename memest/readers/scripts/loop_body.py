@@ -98,9 +98,11 @@ def _besides(found: Found) -> Iterator[tuple[int, str, str]]:
             yield call.line, call.name, "tensors of every step are kept: priced without"
         elif call.path == SLICE:
             yield call.line, "slice", "a part of a tensor is taken: priced is the whole batch"
-        elif _is_loss(call) and not _is_priced_loss(call, found):
-            yield call.line, LOSS, "what it makes of the outputs is not read: the model's is priced"
-        elif not _is_loss(call) and not _is_known(call, found):
+        elif _is_loss(call):
+            if not _is_priced_loss(call, found):
+                why = "what it makes of the outputs is not read: the model's is priced"
+                yield call.line, LOSS, why
+        elif not _is_known(call, found):
             name = call.path.removeprefix("?.")
             yield call.line, name, "what the loop makes with it is not read: priced without"
 

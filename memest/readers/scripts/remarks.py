@@ -132,11 +132,8 @@ def _of_model(document: CallDocument, found: Found) -> None:
     frozen = [
         call
         for call in found.calls
-        if (
-            call.path == "requires_grad_"
-            or call.path == "=requires_grad"
-            or (call.path.startswith("=") and call.name == "requires_grad")
-        )
+        if (call.path == "requires_grad_" or call.path.startswith("="))
+        and call.path.strip("=_").rpartition(".")[2] == "requires_grad"
         and call.arguments
         and call.arguments[0].data is False
     ]

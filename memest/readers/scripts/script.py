@@ -15,10 +15,11 @@ from memest.readers.effects import OPTIONS_OF_4BIT, OPTIONS_OF_LORA
 from memest.readers.scripts.command_line import CommandLine
 from memest.readers.scripts.follow import follow
 from memest.readers.scripts.found import Found, find
-from memest.readers.scripts.lightning import left_in_eval, lightning_of
+from memest.readers.scripts.lightning import lightning_of
 from memest.readers.scripts.loading import read_adapter, read_loading
 from memest.readers.scripts.loop import read_loop
 from memest.readers.scripts.loop_body import LOSS
+from memest.readers.scripts.mode import left_in_eval
 from memest.readers.scripts.remarks import read_remarks
 from memest.readers.scripts.source import parse_script
 from memest.readers.scripts.trainer import read_trainer
@@ -98,8 +99,8 @@ class Script:
         if self.found.trainer is not None:
             return ()
         recomputes = _value(values, "checkpointing") not in (None, "none")
-        whose = [] if lightning is None else [lightning.module]
-        extras = left_in_eval(self.found, whose, recomputes=recomputes)
+        module = None if lightning is None else lightning.module
+        extras = left_in_eval(self.found, module, recomputes=recomputes)
         place = self.found.source.place
         return tuple(Remark(f"{place(each.line)} {each.what}", each.why) for each in extras)
 

@@ -6,7 +6,7 @@ entropy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from memest.readers.scripts.document import MODEL_KEY, CallDocument
 from memest.readers.scripts.things import Call, Unknown, Value, known
@@ -24,8 +24,8 @@ _IGNORED = frozenset(
 )
 """What they are given that changes no size but that of masks."""
 _GROUPS = ("segmentation", "detection", "video", "optical_flow", "quantization", "resnet", "vgg")
-_CROPS = ("RandomResizedCrop", "CenterCrop", "RandomCrop")
-_RESIZES = ("Resize",)
+_SIZED = ("RandomResizedCrop", "RandomCrop", "CenterCrop", "Resize")
+"""Transforms that make images of a size."""
 _OWN_SIZE = ("create_transform", "resolve_data_config", "resolve_model_data_config", "transforms")
 """Functions that make transforms of the model's own size."""
 _HUB = ("hf-hub:timm/", "hf_hub:timm/", "timm/")
@@ -76,33 +76,36 @@ def put_vision_model(document: CallDocument, load: Call, head: Call | None) -> N
         _classes(document, head.argument(1, "out_features") or Value(None), head)
 
 
-def put_image_size(document: CallDocument, load: Call, calls: Iterable[Call]) -> None:
-    """Put down how large images are, as the transforms make them: the largest crop, else resize."""
-    if "image_size" in document:
+def put_image_size(document: CallDocument, load: Call, calls: Sequence[Call]) -> None:
+    """Put down how large images are, where all transforms that train make them of one size."""
+    if "image_size" in document or any(call.name in _OWN_SIZE for call in calls):
         return
-    made = [call for call in calls if call.name in (*_CROPS, *_RESIZES, *_OWN_SIZE)]
-    if any(call.name in _OWN_SIZE for call in made):
-        return  # of the model itself
-    for names in (_CROPS, _RESIZES):
-        sizes = [
-            (call, value)
-            for call in made
-            for value in [call.argument(0, "size", "height") if call.name in names else None]
-            if value is not None
-        ]
-        sides = [(call, value, _side(value.data)) for call, value in sizes]
-        if sides and all(side for *_, side in sides):
-            call, value, side = max(sides, key=lambda each: each[2])
-            document.put("image_size", value.with_data(side), Call(call.path, call.line))
-            return
-        if sides:
-            break
-    why = "nothing that can be told names it: the model's own is taken; --image-size says it"
-    document.miss(load.line, "size of images", why)
+    composed = [_composed(call) for call in calls if call.name == "Compose"]
+    inside = [step for steps in composed for step in steps]
+    loose = [[call] for call in calls if call.name in _SIZED and call not in inside]
+    pipelines = [*composed, *loose]
+    training = [steps for steps in pipelines if any(s.name.startswith("Random") for s in steps)]
+    sized = [[step for step in steps if step.name in _SIZED] for steps in training or pipelines]
+    last = [steps[-1] for steps in sized if steps]  # what comes last decides
+    sides = {_side(call.argument(0, "size", "height")) for call in last}
+    side = sides.pop() if len(sides) == 1 else 0
+    if side:
+        document.put("image_size", Value(side), Call(last[0].path, last[0].line))
+    else:
+        why = "nothing that can be told names one: the model's own is taken; --image-size says it"
+        document.miss(load.line, "size of images", why)
 
 
-def _side(data: object) -> int:
+def _composed(call: Call) -> list[Call]:
+    """The transforms of a ``Compose([...])``."""
+    steps = call.argument(0, "transforms")
+    parts = steps.data if steps is not None and isinstance(steps.data, list) else []
+    return [part for part in parts if isinstance(part, Call)]
+
+
+def _side(size: Value | None) -> int:
     """The side of a square; 0 for what is none, or cannot be told."""
+    data = None if size is None else size.data
     if isinstance(data, list) and data and all(each == data[0] for each in data):
         data = data[0]
     return data if isinstance(data, int) and not isinstance(data, bool) else 0

@@ -37,8 +37,8 @@ def test_a_first_visit_sees_a_question_its_verdict_and_the_three_peaks(open_page
     assert "Will it fit?" in hero(app)
     assert "published runs on one GPU, of adapters, all looked at" in hero(app)
     assert "Smallest card of those looked at that fits" in hero(app)
-    assert "? V100-16GB" in hero(app)
-    assert "? not looked at" in hero(app)
+    assert "… V100-16GB" in hero(app)
+    assert "… not looked at" in hero(app)
     assert not app.dataframe[0].value.empty
     assert app.query_params["model"] == question.model
 

@@ -528,6 +528,23 @@ def test_rows_that_are_filled_up_far_are_named(write, multiple, is_named):
     assert ("filled up" in " ".join(run.setup.unpriced)) == is_named
 
 
+@pytest.mark.parametrize("change", ["kw.update(more)", "kw.pop(name)", "kw.setdefault(name, 1)"])
+def test_a_mapping_that_changes_by_what_cannot_be_told(script, change):
+    before = f"from util import more, name\nkw = {{'fp16': True}}\n{change}"
+    run = script(before=before, arguments="**kw")
+
+    assert "further arguments cannot be told" in " ".join(run.setup.unpriced)
+
+
+@pytest.mark.parametrize("kind", ["(Dataset)", ""])
+def test_a_data_set_has_data_of_its_own_and_a_weight_has_not(script, kind):
+    own = f"class Rows{kind}:\n    def __init__(self, rows):\n        self.data = rows\nRows(3)"
+    before = f"from torch.utils.data import Dataset\n{own}"
+    assert not script(before=before).setup.unpriced
+    weights = "for p in model.parameters():\n    p.data = p.data.float()"
+    assert "made of weights" in " ".join(script(between=weights).setup.unpriced)
+
+
 @pytest.mark.parametrize(
     ("between", "batch"),
     [

@@ -91,10 +91,16 @@ def test_another_loss_of_few_numbers_leaves_the_verdict(read):
     assert run.setup.unpriced
 
 
+TWO_PIPELINES = """transforms.Compose([transforms.RandomResizedCrop(176)])
+check = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224)])"""
+
+
 @pytest.mark.parametrize(
     ("transform", "size"),
     [
-        ("[transforms.Resize(256), transforms.CenterCrop(224)]", 224),
+        ("transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224)])", 224),
+        ("transforms.Compose([transforms.RandomCrop(32), transforms.Resize(224)])", 224),
+        (TWO_PIPELINES, 176),
         ("transforms.Resize((448, 448))", 448),
         ("transforms.RandomCrop(32, padding=4)", 32),
         ("timm.data.create_transform()", None),
@@ -106,7 +112,9 @@ def test_images_are_as_large_as_the_transforms_make_them(read, transform, size):
     assert not run.setup.unpriced
 
 
-@pytest.mark.parametrize("transform", ["None", "transforms.Resize(size)"])
+@pytest.mark.parametrize("transform", [
+    "None", "transforms.Resize(size)", "[transforms.Resize(256), transforms.CenterCrop(224)]",
+])  # fmt: skip
 def test_a_size_that_cannot_be_told_is_named(read, transform):
     unpriced = read("models.resnet50()", transform=transform).setup.unpriced
     assert "size of images" in " ".join(unpriced)
