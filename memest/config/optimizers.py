@@ -15,7 +15,9 @@ from memest.errors import ConfigError, not_legal
 
 __all__ = [
     "ALIASES",
+    "MIN_8BIT_SIZE",
     "OPTIMIZER_FACTS",
+    "PAGED_SIZE",
     "OptimizerFacts",
     "check_since",
     "facts_of",
@@ -42,6 +44,7 @@ class OptimizerFacts:
         layerwise: it steps in backward, one parameter at a time, so gradients never pile up.
         accumulates: steps in backward, and takes every micro-batch for a step of its own.
         block_states: bitsandbytes' states, whose block size follows from its version.
+        size_limits: numbers of elements from which the states of a weight are others.
     """
 
     about: str
@@ -56,6 +59,16 @@ class OptimizerFacts:
     layerwise: bool = False
     accumulates: bool = False
     block_states: bool = False
+    size_limits: tuple[int, ...] = ()
+
+
+MIN_8BIT_SIZE = 4096
+"""Weights with fewer elements have fp32 states where others of bitsandbytes have 8-bit ones."""
+PAGED_SIZE = 100_000
+"""States of weights with fewer elements are ordinary tensors where others are paged.
+
+Both: ``init_state`` and ``get_state_buffer`` of ``bitsandbytes/optim/optimizer.py``, 0.50.2.
+"""
 
 
 def _torch(about: str, arguments: str = "") -> OptimizerFacts:
@@ -102,12 +115,14 @@ _TORCH = {
 
 
 def _blocks(about: str, arguments: str = "") -> OptimizerFacts:
+    is_8bit, is_paged = "8-bit" in about, "managed" in about
     return OptimizerFacts(
         about=f"bitsandbytes {about}",
         arguments=tuple(arguments.split()),
         # only 8-bit states make an exception of embeddings
-        by_module="8-bit" in about,
+        by_module=is_8bit,
         block_states=True,
+        size_limits=(MIN_8BIT_SIZE,) * is_8bit + (PAGED_SIZE,) * is_paged,
     )
 
 

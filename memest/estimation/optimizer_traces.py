@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from memest.config.installed import bitsandbytes_version, release
-from memest.config.optimizers import facts_of
+from memest.config.optimizers import OPTIMIZER_FACTS, facts_of
 from memest.config.packages import OPTIMIZER, library_needed
 from memest.config.parallelism import Strategy
 from memest.config.setup import Setup
@@ -35,9 +35,11 @@ _MAX_PROGRAMS = 16
 _ROWS = 1 << 26
 """Rows of a weight for which Adafactor may make a state: transformers makes it on the host."""
 _ShardGrounds = tuple[tuple[Weight, ...], Setup, Landmarks]
-BY_SHAPE = frozenset(("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor"))
-"""Optimizers that do the same to weights of any size. Those of libraries may not: torchao and
-bitsandbytes keep small states whole."""
+_OF_TORCH = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor")
+_IN_BLOCKS = (name for name, facts in OPTIMIZER_FACTS.items() if facts.block_states)
+BY_SHAPE = frozenset((*_OF_TORCH, *_IN_BLOCKS))
+"""Optimizers that do the same to weights of any size, or say at which sizes they do not. Others of
+libraries may not: torchao keeps small states whole."""
 
 
 class OptimizerTraces:
@@ -160,14 +162,14 @@ class OptimizerTraces:
                 roles = roles_of(model())
             trace = self._trace(weights, setup, gpu, roles)
             updates = single_trace_family(trace, {})
-            if not self._found_rule(trace, weights, setup, gpu, key) and self._keeps:
+            if not self._found_rule(trace, weights, setup, gpu, roles, key) and self._keeps:
                 self._known_profiles.write(key, "updates", family_to_json(updates))
         self._families[name] = updates
         return name, updates
 
     def _by_rule(self, weights: tuple[Weight, ...], key: dict[str, Any]) -> Family | None:
         """Updates that follow from those of other shapes; None where they do not, or not yet."""
-        rule_key = _rule_key(weights, key)
+        rule_key = _rule_key(weights, facts_of(key["setup"]["optim"]).size_limits, key)
         name = digest_of(rule_key)
         if name not in self._rules and self._keeps:
             rule = self._known_profiles.stored_rule(rule_key, len(weights))
@@ -182,20 +184,23 @@ class OptimizerTraces:
         weights: tuple[Weight, ...],
         setup: Setup,
         gpu: GpuTraits,
+        roles: Any,
         key: dict[str, Any],
     ) -> bool:
         """Find out what updates of other shapes follow from these, and keep it."""
         if setup.optimizer not in BY_SHAPE:
             return False
-        rule_key = _rule_key(weights, key)
+        limits = facts_of(setup.optimizer).size_limits
+        rule_key = _rule_key(weights, limits, key)
         name = digest_of(rule_key)
         if name in self._rules:
             return False  # it was looked for, and there is none
         try:
-            marks = marked_weights(weights)
+            marks = marked_weights(weights, limits)
             if setup.optimizer == "adafactor":
                 _check_rows(marks)
-            rule = find_rule(trace, weights, self._trace(marks, setup, gpu, None), marks)
+            marked_trace = self._trace(marks, setup, gpu, roles)
+            rule = find_rule(trace, weights, marked_trace, marks, limits)
         except NoRuleError:
             self._rules[name] = None
             return False
@@ -246,9 +251,11 @@ def _check_rows(weights: tuple[Weight, ...]) -> None:
         raise NoRuleError
 
 
-def _rule_key(weights: tuple[Weight, ...], key: dict[str, Any]) -> dict[str, Any]:
+def _rule_key(
+    weights: tuple[Weight, ...], size_limits: tuple[int, ...], key: dict[str, Any]
+) -> dict[str, Any]:
     """The key of what is done to weights of any shapes."""
-    return {**key, "weights": digest_of(shape_classes(weights)), "rule": 2}
+    return {**key, "weights": digest_of(shape_classes(weights, size_limits)), "rule": 2}
 
 
 def _digest(weights: tuple[Weight, ...]) -> str:

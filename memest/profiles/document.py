@@ -469,8 +469,9 @@ def _text(value: Any) -> str:
 
 def rule_to_json(rule: UpdateRule) -> dict[str, Any]:
     """The document of what an optimizer does to weights of any shapes."""
-    numbers = [[number.factor, number.weight, number.axis] for number in rule.numbers]
-    return {"updates": family_to_json(rule.family), "numbers": numbers}
+    numbers = [[n.factor, n.weight, n.axis, *[n.block] * (n.block > 1)] for n in rule.numbers]
+    managed = {"managed": [rule.managed, rule.managed_limit]} if rule.managed else {}
+    return {"updates": family_to_json(rule.family), "numbers": numbers, **managed}
 
 
 def rule_from_json(document: Any, weights: int) -> UpdateRule:
@@ -486,14 +487,17 @@ def rule_from_json(document: Any, weights: int) -> UpdateRule:
     try:
         family = family_from_json(document["updates"])
         numbers = tuple(
-            Number(_whole(factor), _whole(weight), _whole(axis))
-            for factor, weight, axis in document["numbers"]
+            Number(_whole(factor), _whole(weight), _whole(axis), *map(_whole, block))
+            for factor, weight, axis, *block in document["numbers"]
         )
+        managed, limit = map(_whole, document.get("managed", (0, 0)))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise BadDocumentError(f"{type(error).__name__}: {error}") from error
     _require(len(numbers) == len(family.table.formulas), "numbers")
-    _require(all(-1 <= n.weight < weights and n.axis >= -1 for n in numbers), "numbers")
-    return UpdateRule(family, numbers)
+    _require(
+        all(-1 <= n.weight < weights and n.axis >= -1 and n.block >= 1 for n in numbers), "numbers"
+    )
+    return UpdateRule(family, numbers, managed, limit)
 
 
 # -- sizings --------------------------------------------------------------------------------------

@@ -17,15 +17,12 @@ from typing import Any
 
 import torch
 
+from memest.config.optimizers import MIN_8BIT_SIZE, PAGED_SIZE
 from memest.trace.optimizers.stepping import StatesAlone
 from memest.trace.recorder import Recorder
 
 __all__ = ["Blocks", "block_states", "blocks_of", "library_optimizer"]
 
-MIN_8BIT_SIZE = 4096
-"""Parameters with fewer elements have fp32 states."""
-PAGED_SIZE = 100_000
-"""States of parameters with fewer elements are ordinary tensors, also where others are paged."""
 _MAP = 256
 _SMALL_BLOCKS = (0, 44)
 

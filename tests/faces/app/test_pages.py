@@ -83,7 +83,8 @@ def test_compare_shows_what_each_row_buys(open_page: Open) -> None:
 @pytest.mark.slow
 def test_advise_ranks_plans(open_page: Open) -> None:
     app = open_page("advise", effective_batch="32", gpu=["t4", "l4"])
-    found = memest.advise("bert-large-uncased", gpu="t4", effective_batch=32)
+    # the precision that is shown is kept, as if it were named
+    found = memest.advise("bert-large-uncased", gpu="t4", effective_batch=32, precision="fp32")
     assert len(app.dataframe[0].value) == len(found.plans)
     assert "first that is named" in texts(app)
     assert "--effective-batch 32" in app.code[-1].value

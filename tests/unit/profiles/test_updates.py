@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memest.config.optimizers import PAGED_SIZE, facts_of
 from memest.config.options import setup_from_options
 from memest.estimation.optimizer_traces import BY_SHAPE
 from memest.events import Weight
@@ -20,10 +21,15 @@ from memest.profiles.updates import (
     marked_weights,
     shape_classes,
 )
+from memest.trace.model.roles import Roles
 from memest.trace.training import trace_updates
 from memest.workspaces.operator_call import GpuTraits
 
 GPU = GpuTraits(capability=(8, 0), sm_count=108, max_threads_per_sm=2048)
+
+
+def limits_of(optim: str) -> tuple[int, ...]:
+    return facts_of(optim).size_limits
 
 
 def weight(name: str, *shape: int, dtype: str = "float32", trains: bool = True) -> Weight:
@@ -40,7 +46,7 @@ WEIGHTS = (
 )
 
 
-@pytest.mark.parametrize("optim", sorted(BY_SHAPE))
+@pytest.mark.parametrize("optim", sorted(name for name in BY_SHAPE if not limits_of(name)))
 @settings(max_examples=2, deadline=None)
 @given(extents=st.lists(st.integers(1, 200), min_size=9, max_size=9))
 def test_updates_of_other_shapes_are_those_that_are_traced(optim: str, extents: list[int]) -> None:
@@ -57,6 +63,53 @@ def test_updates_of_other_shapes_are_those_that_are_traced(optim: str, extents: 
     )
     assert shape_classes(others) == shape_classes(WEIGHTS)
     assert is_same(again.at(others).at(()), trace_updates(others, setup, GPU))
+
+
+def adapters(rank: int) -> tuple[Weight, ...]:
+    """Of two layers, with a norm; some have fp32 states, some are not in managed memory."""
+    pairs = [
+        (weight(f"{layer}.{name}.A", rank, width), weight(f"{layer}.{name}.B", out, rank))
+        for layer in range(2)
+        for name, width, out in (("q", 4096, 4096), ("v", 4096, 100), ("down", 14336, 4096))
+    ]
+    embeddings = (weight("embed", 128, 64), weight("norm", 4096))
+    return tuple(each for pair in pairs for each in pair) + embeddings
+
+
+ROLES = Roles(embeddings=frozenset(), linear=frozenset(), head=frozenset())
+
+
+@pytest.mark.parametrize("optim", sorted(filter(limits_of, BY_SHAPE)))
+def test_rules_hold_between_the_sizes_at_which_states_are_others(optim: str) -> None:
+    setup = setup_from_options(optim=optim)
+    limits = limits_of(optim)
+    weights = adapters(16)
+    marks = marked_weights(weights, limits)
+    assert shape_classes(marks, limits) == shape_classes(weights, limits)
+    trace, marked_trace = (trace_updates(each, setup, GPU, ROLES) for each in (weights, marks))
+    rule = find_rule(trace, weights, marked_trace, marks, limits)
+    again = rule_from_json(rule_to_json(rule), len(weights))
+    for rank in (8, 12, 17, 23, 24):
+        others = adapters(rank)
+        if shape_classes(others, limits) == shape_classes(weights, limits):
+            traced = trace_updates(others, setup, GPU, ROLES)
+            assert is_same(again.at(others).at(()), traced), rank
+    assert shape_classes(adapters(17), limits) == shape_classes(weights, limits)
+    others = adapters(25)
+    if PAGED_SIZE in limits:
+        assert trace.managed_bytes
+        assert shape_classes(others, limits) != shape_classes(weights, limits)
+
+
+def test_states_that_go_by_the_module_have_no_rule() -> None:
+    setup = setup_from_options(optim="paged_adamw_8bit")
+    limits = limits_of("paged_adamw_8bit")
+    weights = (*adapters(64), weight("embed.large", 1000, 4096))
+    roles = replace(ROLES, embeddings=frozenset(["embed.large"]))
+    marks = marked_weights(weights, limits)
+    trace, marked_trace = (trace_updates(each, setup, GPU, roles) for each in (weights, marks))
+    with pytest.raises(NoRuleError):
+        find_rule(trace, weights, marked_trace, marks, limits)
 
 
 def test_what_changes_updates_is_in_the_classes_of_shapes() -> None:
