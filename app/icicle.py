@@ -61,7 +61,13 @@ def icicle_chart(node: Node, path: str) -> Chart:
                 "share:Q",
                 scale=alt.Scale(domain=[0, 1], range=list(_COLOURS), interpolate="rgb"),
                 legend=alt.Legend(
-                    orient="top", title="share of activations", format="%", values=[0, 0.5, 1]
+                    orient="top",
+                    title="share of activations",
+                    titleOrient="left",
+                    format="%",
+                    values=[0, 0.5, 1],
+                    gradientLength=120,
+                    gradientThickness=10,
                 ),
             ),
         )
@@ -82,12 +88,22 @@ def icicle_chart(node: Node, path: str) -> Chart:
 def _add(
     rows: list[dict[str, Any]], node: Node, path: str, left: float, level: int, whole: int
 ) -> None:
-    """A node and its children, from its left edge on; sizes are shares of the whole."""
+    """A node and its children, from its left edge on; sizes are shares of the whole.
+
+    A module that is all of the one around it stands in its row.
+    """
+    names = [node.name or "all"]
+    while len(inside := [child for child in node.children if child.total_bytes]) == 1 and (
+        inside[0].total_bytes == node.total_bytes and node.name
+    ):
+        node = inside[0]
+        names.append(node.name)
+        path = f"{path}/{node.name}"
     width = node.total_bytes / whole
     rows.append(
         {
             "path": path,
-            "name": (node.name or "all") + (f" ({node.count} ×)" if node.count > 1 else ""),
+            "name": ".".join(names) + (f" ({node.count} ×)" if node.count > 1 else ""),
             "left": left,
             "right": left + width,
             "top": level,
@@ -100,7 +116,6 @@ def _add(
     )
     if level + 1 >= _LEVELS:
         return
-    for child in node.children:
-        if child.total_bytes:
-            _add(rows, child, f"{path}/{child.name}".lstrip("/"), left, level + 1, whole)
-            left += child.total_bytes / whole
+    for child in inside:
+        _add(rows, child, f"{path}/{child.name}".lstrip("/"), left, level + 1, whole)
+        left += child.total_bytes / whole

@@ -37,6 +37,8 @@ _INK = "#111111"
 _HALF = 2**0.5
 _ROW, _BESIDE = 40, 110
 """Pixels of a row, and of legend and axis together."""
+_NARROW = 130
+"""Pixels of a cell that has room for its number and the words of a line."""
 _WORDS_BESIDE = 2 ** (9 / _ROW)
 """From a line to its words, as a factor of the batch: 9 pixels."""
 
@@ -134,10 +136,12 @@ def _frontier(
     base = alt.Chart(alt.Data(values=rows)).encode(
         x=x, y=alt.Y("edge:Q", scale=scale), tooltip=[alt.Tooltip("words:N", title="largest batch")]
     )
+    # at the right end of a cell: its number stands in the middle, and takes all of a narrow one
+    shown = alt.ExprRef(f"width < {_NARROW * len(lengths)} ? 0 : 1")
+    style = {"dx": -4, "align": "right", "fontSize": 11, "fontWeight": "bold", "opacity": shown}
     return [
         base.mark_tick(thickness=4, color=_INK, bandSize=60),
-        # at the right end of a cell: its number stands in the middle
-        base.mark_text(dx=-4, align="right", color=_INK, fontSize=11, fontWeight="bold").encode(
+        base.mark_text(color=_INK, **style).encode(
             x=at_end, y=alt.Y("at:Q", scale=scale), text=alt.Text("words:N")
         ),
     ]

@@ -55,6 +55,7 @@ PAGE_STYLE = """
 .stMainBlockContainer {padding:4.1rem 2rem 3rem; max-width:84rem}
 .stVerticalBlock {gap:.5rem}
 .st-key-all_options {margin-top:1.72rem}
+[data-testid=stPopoverBody]:has(.st-key-option) {width:min(32rem, 92vw)}
 [data-testid=stCaptionContainer] {color:inherit; opacity:.82}
 .st-key-chips button {min-height:1.7rem; padding:0 .7rem; border-radius:1rem}
 .st-key-chips button p {font-size:.82rem}

@@ -41,6 +41,7 @@ SHOTS = {
     "what-if-timeline": f"?{BERT}&gpu=rtx-3090&batch=16&tab=Timeline",
     "what-if-layers": "?tab=Layers",
     "what-if-calibration": f"?{BERT}&gpu=rtx-3090&batch=16&tab=Calibration",
+    "what-if-options": "",
     "fit-map": f"fit-map?{BERT}&gpu=t4&gpu=rtx-3090&precision=fp16",
     "compare": f"compare?{BERT}&gpu=t4&batch=32",
     "advise": f"advise?{BERT}&gpu=rtx-4090",
@@ -134,7 +135,14 @@ def ask_untraced(page: Any) -> None:
     )
 
 
-ACTIONS = {"waiting": ask_untraced}
+def open_options(page: Any) -> None:
+    """Open the list of all options."""
+    page.get_by_role("button", name="All options").click()
+    page.get_by_label("Find an option").click()
+    page.get_by_role("option").first.wait_for()
+
+
+ACTIONS = {"waiting": ask_untraced, "what-if-options": open_options}
 """What is done before some of the pictures are taken."""
 
 

@@ -54,7 +54,7 @@ def show(question: ExplorerQuestion) -> None:
         return
     axis = _length_axis(answer)
     name, label, stops, unit = _LENGTHS[axis]
-    left, middle, right = st.columns([2, 2, 2], gap="large")
+    left, middle, right = st.columns([2, 2, 2], gap="medium")
     with left:
         batches = _range("batches", "Batches", _BATCHES, _spread(_BATCHES, 1, 64))
     with middle:

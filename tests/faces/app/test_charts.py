@@ -117,6 +117,9 @@ def test_an_icicle_is_as_wide_below_as_above(answer: Estimate) -> None:
     for level in (1, 2):
         width = sum(row["right"] - row["left"] for row in rows if row["top"] == level)
         assert width == pytest.approx(1, abs=0.01)
+    # what is all of the module around it stands in its row, and the layers are seen at once
+    assert ("encoder.layer", "bert/encoder/layer") in {(row["name"], row["path"]) for row in rows}
+    assert any(row["path"] == "bert/encoder/layer/0-10" for row in rows)
     inner = node_at(root, "bert/encoder")
     assert inner is not None
     below = checked(icicle_chart(inner, "bert/encoder"))["data"]["values"]
