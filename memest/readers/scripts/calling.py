@@ -127,6 +127,7 @@ class Calls(Expressions):
         self._returns: list[list[Value]] = []
         self._loops_over_weights = 0
         self._without_grad = 0
+        self._conditional_calls = 0
 
     def follow(self, statements: Sequence[ast.stmt], names: Names) -> bool:
         """Follow statements; True where one of them leaves the function for certain."""
@@ -140,11 +141,13 @@ class Calls(Expressions):
         return value
 
     def _attribute(self, node: ast.Attribute, names: Names) -> Value:
-        value = super()._attribute(node, names)
-        if isinstance(value.data, Unknown) and node.attr in _OFF_BY_DEFAULT:
-            base = self.value_of(node.value, names).data
-            if isinstance(base, Call) and base.name.endswith("TrainingArguments"):
-                return Value(False, defaults=(f"--{node.attr}",))
+        base = self.value_of(node.value, names)
+        value = self.attribute_of(base, node)
+        if isinstance(value.data, Function) and "property" in value.data.decorators:
+            return self.inlined(value.data, [], {}, node)
+        is_off = isinstance(value.data, Unknown) and node.attr in _OFF_BY_DEFAULT
+        if is_off and isinstance(base.data, Call) and base.data.name.endswith("TrainingArguments"):
+            return Value(False, defaults=(f"--{node.attr}",))
         is_argv = isinstance(value.data, Symbol) and value.data.path == "sys.argv"
         return Value(list(self._argv)) if is_argv else value
 
@@ -315,6 +318,10 @@ class Calls(Expressions):
         keywords: dict[str, Value],
     ) -> Value:
         data = base.data
+        if isinstance(data, (Class, Namespace)) and name in data.methods:
+            method = data.methods[name]
+            method = method.bound(None, data) if isinstance(data, Class) else method
+            return self.inlined(method, arguments, keywords, node)
         if isinstance(data, (dict, list, str)) or data is None:
             if isinstance(data, list) and self._loops:
                 self._note(name, node.lineno, arguments, {}, receiver=Unknown(as_text(node.func)))
@@ -407,12 +414,14 @@ class Calls(Expressions):
         }
         start = kind.methods.get("__init__")
         if not kind.base and start is None:
-            return Value(Namespace({**fields, **keywords}))
+            plain = Namespace({**fields, **keywords})
+            plain.methods |= {name: m.bound(plain, kind) for name, m in kind.methods.items()}
+            return Value(plain)
         made = self._note(kind.base or kind.name, node.lineno, arguments, {**fields, **keywords})
         made.subclass, made.methods = kind.name, frozenset(kind.methods)
         for name, method in kind.methods.items():
             if name != "__init__":
-                made.attributes[name] = Value(_bound(method, made))
+                made.attributes[name] = Value(method.bound(made, kind))
         if start is not None:
             self.inlined(start, [Value(made), *arguments], keywords, node)
         return Value(made)
@@ -432,6 +441,8 @@ class Calls(Expressions):
         names = Names(function.names)
         parameters = _parameters(function.node)
         defaults = self._defaults(function)
+        if function.first is not None:
+            arguments = [function.first, *arguments]
         bound = dict(zip(parameters, arguments, strict=False))
         for name in parameters:
             value = keywords.get(name, bound.get(name, defaults.get(name)))
@@ -452,9 +463,11 @@ class Calls(Expressions):
         # a condition around the call is the call's; inside, returns are certain again
         around, self._conditions = self._conditions, []
         mark = len(self.calls)
-        decorated = any(NO_GRAD.search(as_text(each)) for each in function.node.decorator_list)
+        decorated = any(map(NO_GRAD.fullmatch, function.decorators))
         self._without_grad += decorated
+        self._conditional_calls += bool(around)
         self.follow(function.node.body, names)
+        self._conditional_calls -= bool(around)
         self._without_grad -= decorated
         self._conditions = around
         if around:
@@ -536,33 +549,6 @@ def is_over_weights(value: Value) -> bool:
         and data.name in ("parameters", "named_parameters", "state_dict")
         and data.receiver is not None
     )
-
-
-def _bound(method: Function, made: Call) -> Function:
-    """A method with its first argument: it is followed with what is known of the instance."""
-    arguments = method.node.args
-    names = Names(method.names)
-    first = [*arguments.posonlyargs, *arguments.args][:1]
-    if first:
-        names.own[first[0].arg] = Value(made)
-    node = ast.FunctionDef(
-        name=getattr(method.node, "name", "lambda"),
-        args=ast.arguments(
-            posonlyargs=[],
-            args=[*arguments.posonlyargs, *arguments.args][1:],
-            vararg=arguments.vararg,
-            kwonlyargs=arguments.kwonlyargs,
-            kw_defaults=arguments.kw_defaults,
-            kwarg=arguments.kwarg,
-            defaults=arguments.defaults[-max(0, len(arguments.args) - 1) :]
-            if len(arguments.args) > 1
-            else [],
-        ),
-        body=getattr(method.node, "body", []),
-        decorator_list=[],
-        lineno=method.node.lineno,
-    )
-    return Function(node, names, method.owner)
 
 
 def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[str]:

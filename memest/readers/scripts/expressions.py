@@ -19,7 +19,7 @@ from memest.readers.scripts.things import (
     is_unknown,
 )
 
-__all__ = ["Expressions", "Names", "as_text", "path_of"]
+__all__ = ["Expressions", "Names", "as_text", "path_of", "truth_of"]
 
 _MAX_DEPTH = 60
 _MAX_TEXT = 10_000
@@ -70,11 +70,23 @@ _BUILTINS: dict[str, Callable[..., Any]] = {
 class Names:
     """Names of a module or a function, and those around it."""
 
-    __slots__ = ("_around", "own")
+    __slots__ = ("_around", "_elsewhere", "own")
 
     def __init__(self, around: Names | None = None) -> None:
         self.own: dict[str, Value] = {}
         self._around = around
+        self._elsewhere: dict[str, Names] = {}
+
+    def declare(self, name: str, *, is_global: bool) -> None:
+        """``global`` and ``nonlocal``: a name of the module, or of a function around this one."""
+        names = self
+        while names._around is not None and (is_global or names is self or name not in names.own):
+            names = names._around
+        self._elsewhere[name] = names
+
+    def owner(self, name: str) -> Names:
+        """Whose name it is that is given a value here."""
+        return self._elsewhere.get(name, self)
 
     def find(self, name: str) -> Value | None:
         """What a name stands for, None where nothing gives it a value."""
@@ -102,6 +114,16 @@ def path_of(node: ast.expr) -> list[str] | None:
         names.append(node.attr)
         node = node.value
     return [node.id, *reversed(names)] if isinstance(node, ast.Name) else None
+
+
+def truth_of(value: Value) -> bool | None:
+    """Whether a condition holds, None where that cannot be told."""
+    data = value.data
+    if isinstance(data, (Unknown, Symbol)) or is_unknown(data):
+        return None
+    if isinstance(data, Call):
+        return True if data.is_instance else None
+    return True if isinstance(data, (Class, Function, Namespace)) else bool(data)
 
 
 class Expressions:
@@ -140,19 +162,18 @@ class Expressions:
             return self.unknown(node, "nested too deep")
         self._depth += 1
         try:
-            evaluate = getattr(self, f"_{type(node).__name__.lower()}", None)
-            return self.unknown(node) if evaluate is None else evaluate(node, names)
+            evaluate = getattr(self, f"_{type(node).__name__.lower()}", self._parts)
+            value: Value = evaluate(node, names)
+            return value
         finally:
             self._depth -= 1
 
-    def truth_of(self, node: ast.expr, names: Names) -> bool | None:
-        """Whether a condition holds, None where that cannot be told."""
-        data = self.value_of(node, names).data
-        if isinstance(data, (Unknown, Symbol)) or is_unknown(data):
-            return None
-        if isinstance(data, Call):
-            return True if data.is_instance else None
-        return True if isinstance(data, (Class, Function, Namespace)) else bool(data)
+    def _parts(self, node: ast.AST, names: Names) -> Value:
+        """What cannot be told, whose parts are made all the same."""
+        for each in ast.iter_child_nodes(node):
+            if isinstance(each, ast.expr):
+                self.value_of(each, names)
+        return self.unknown(node)
 
     # -- one function for each kind of expression
 
@@ -172,19 +193,25 @@ class Expressions:
         return value
 
     def _attribute(self, node: ast.Attribute, names: Names) -> Value:
-        base = self.value_of(node.value, names)
+        return self.attribute_of(self.value_of(node.value, names), node)
+
+    def attribute_of(self, base: Value, node: ast.Attribute) -> Value:
+        """An attribute of what was evaluated."""
         data = base.data
         if isinstance(data, Symbol):
             return base.with_data(Symbol(f"{data.path}.{node.attr}"))
         if isinstance(data, Namespace):
-            found = data.values.get(node.attr, data.rest)
+            method = data.methods.get(node.attr)
+            found = data.values.get(node.attr, data.rest if method is None else Value(method))
             return self.unknown(node) if found is None else found
         if isinstance(data, Call):
             of_instance = data.keywords.get(node.attr) if data.is_instance else None
             found = data.attributes.get(node.attr, of_instance)
             return self.unknown(node) if found is None else found
-        if isinstance(data, Class) and data.fields.get(node.attr) is not None:
-            return data.fields[node.attr] or self.unknown(node)
+        if isinstance(data, Class):
+            method = data.methods.get(node.attr)
+            found = data.fields.get(node.attr) or (method and Value(method.bound(None, data)))
+            return found or self.unknown(node)
         if isinstance(data, Mapping) and node.attr in data:
             return base.with_data(data[node.attr])
         return self.unknown(node)
@@ -202,33 +229,30 @@ class Expressions:
 
     def _dict(self, node: ast.Dict, names: Names) -> Value:
         data: dict[str, Any] = {}
-        parts: list[Value] = []
-        for key_node, value_node in zip(node.keys, node.values, strict=True):
-            value = self.value_of(value_node, names)
-            if key_node is None:
-                if not isinstance(value.data, dict):
-                    return self.unknown(node)
+        keys = [None if key is None else self.value_of(key, names).data for key in node.keys]
+        values = [self.value_of(each, names) for each in node.values]
+        for key_node, key, value in zip(node.keys, keys, values, strict=True):
+            if key_node is not None and isinstance(key, (str, int)):
+                data[str(key)] = value.data
+            elif key_node is None and isinstance(value.data, dict):
                 data.update(value.data)
             else:
-                key = self.value_of(key_node, names).data
-                if not isinstance(key, (str, int)):
-                    return self.unknown(node)
-                data[str(key)] = value.data
-            parts.append(value)
-        return self._bounded(node, data).beside(*parts)
+                return self.unknown(node)
+        return self._bounded(node, data).beside(*values)
 
     def _list(self, node: ast.List | ast.Tuple | ast.Set, names: Names) -> Value:
         items: list[Any] = []
-        parts: list[Value] = []
-        for each in node.elts:
-            value = self.value_of(each.value if isinstance(each, ast.Starred) else each, names)
+        parts = [
+            self.value_of(each.value if isinstance(each, ast.Starred) else each, names)
+            for each in node.elts
+        ]
+        for each, value in zip(node.elts, parts, strict=True):
             if not isinstance(each, ast.Starred):
                 items.append(value.data)
             elif isinstance(value.data, (list, tuple)):
                 items += value.data
             else:
                 return self.unknown(node)
-            parts.append(value)
         return self._bounded(node, items).beside(*parts)
 
     _tuple = _set = _list
@@ -249,19 +273,15 @@ class Expressions:
         return Value(data)
 
     def _joinedstr(self, node: ast.JoinedStr, names: Names) -> Value:
-        texts: list[str] = []
-        parts: list[Value] = []
-        for each in node.values:
-            if isinstance(each, ast.FormattedValue):
-                value = self.value_of(each.value, names)
-                if not isinstance(value.data, (str, int)) or each.format_spec is not None:
-                    return self.unknown(node)
-                texts.append(str(value.data))
-                parts.append(value)
-            elif isinstance(each, ast.Constant):
-                texts.append(str(each.value))
-        text = "".join(texts)
-        return self.unknown(node) if len(text) > _MAX_TEXT else Value(text).beside(*parts)
+        parts = [
+            self.value_of(each.value if isinstance(each, ast.FormattedValue) else each, names)
+            for each in node.values
+        ]
+        told = all(isinstance(value.data, (str, int)) for value in parts) and not any(
+            isinstance(each, ast.FormattedValue) and each.format_spec for each in node.values
+        )
+        text = "".join(str(value.data) for value in parts) if told else ""
+        return Value(text).beside(*parts) if told and len(text) <= _MAX_TEXT else self.unknown(node)
 
     def _binop(self, node: ast.BinOp, names: Names) -> Value:
         left, right = self.value_of(node.left, names), self.value_of(node.right, names)
@@ -287,34 +307,33 @@ class Expressions:
             return self.unknown(node)
 
     def _unaryop(self, node: ast.UnaryOp, names: Names) -> Value:
-        if isinstance(node.op, ast.Not):
-            truth = self.truth_of(node.operand, names)
-            value = self.value_of(node.operand, names)
-            return self.unknown(node) if truth is None else value.with_data(not truth)
         value = self.value_of(node.operand, names)
+        if isinstance(node.op, ast.Not):
+            truth = truth_of(value)
+            return self.unknown(node) if truth is None else value.with_data(not truth)
         number = isinstance(value.data, (int, float)) and not isinstance(value.data, bool)
         if number and isinstance(node.op, (ast.USub, ast.UAdd)):
             return value.with_data(-value.data if isinstance(node.op, ast.USub) else value.data)
         return self.unknown(node)
 
     def _boolop(self, node: ast.BoolOp, names: Names) -> Value:
-        decisive = isinstance(node.op, ast.Or)
+        decisive, told = isinstance(node.op, ast.Or), True
         parts: list[Value] = []
         for each in node.values:
-            truth = self.truth_of(each, names)
             value = self.value_of(each, names)
             parts.append(value)
-            if truth is None:
-                return self.unknown(node)
+            truth = truth_of(value)
+            told &= truth is not None
             if truth is decisive:
-                return value.beside(*parts)
-        return parts[-1].beside(*parts)
+                break
+        return parts[-1].beside(*parts) if told else self.unknown(node)
 
     def _compare(self, node: ast.Compare, names: Names) -> Value:
-        left, right = self.value_of(node.left, names), self.value_of(node.comparators[0], names)
+        left = self.value_of(node.left, names)
+        right, *more = [self.value_of(each, names) for each in node.comparators]
         compare = _COMPARISONS.get(type(node.ops[0]))
         pair = (left.data, right.data)
-        if len(node.ops) != 1 or compare is None or any(is_unknown(each) for each in pair):
+        if more or compare is None or any(is_unknown(each) for each in pair):
             return self.unknown(node)
         if any(isinstance(each, (Symbol, Function, Namespace)) for each in pair):
             return self.unknown(node)
@@ -326,8 +345,8 @@ class Expressions:
             return self.unknown(node)
 
     def _ifexp(self, node: ast.IfExp, names: Names) -> Value:
-        truth = self.truth_of(node.test, names)
         test = self.value_of(node.test, names)
+        truth = truth_of(test)
         if truth is not None:
             return self.value_of(node.body if truth else node.orelse, names).beside(test)
         first, second = self.value_of(node.body, names), self.value_of(node.orelse, names)
@@ -340,7 +359,7 @@ class Expressions:
 
     def _namedexpr(self, node: ast.NamedExpr, names: Names) -> Value:
         value = self.value_of(node.value, names)
-        names.own[node.target.id] = value
+        names.owner(node.target.id).own[node.target.id] = value
         return value
 
     def _await(self, node: ast.Await, names: Names) -> Value:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from memest.errors import ConfigError
 from memest.readers.scripts.calling import NO_GRAD, Calls, is_over_weights, root_of
 from memest.readers.scripts.command_line import CommandLine
-from memest.readers.scripts.expressions import Names, as_text
+from memest.readers.scripts.expressions import Names, as_text, truth_of
 from memest.readers.scripts.source import Source
 from memest.readers.scripts.things import Call, Class, Function, Namespace, Symbol, Unknown, Value
 
@@ -27,8 +27,8 @@ class Follower(Calls):
         """Follow statements; True where one of them leaves the function for certain."""
         for statement in statements:
             self.step()
-            handle = getattr(self, f"_do_{type(statement).__name__.lower()}", None)
-            if handle is not None and handle(statement, names):
+            handle = getattr(self, f"_do_{type(statement).__name__.lower()}", self._parts)
+            if handle(statement, names) is True:
                 return True
         return False
 
@@ -55,13 +55,21 @@ class Follower(Calls):
             self._assign(node.target, self.value_of(node.value, names), names)
 
     def _do_augassign(self, node: ast.AugAssign, names: Names) -> None:
-        if isinstance(node.target, ast.Name):
-            before = self.value_of(node.target, names)
-            value = self.combined(node, node.op, before, self.value_of(node.value, names))
-            self._assign(node.target, value, names)
+        target = node.target
+        before, more = self.value_of(target, names), self.value_of(node.value, names)
+        if self._loops and isinstance(more.data, list):
+            kept = [more.with_data(each) for each in more.data]
+            self._note("extend", node.lineno, kept, {}, receiver=Unknown(as_text(target)))
+        base = None if isinstance(target, ast.Name) else self.value_of(target.value, names).data
+        if base is None or isinstance(base, (Namespace, dict)):
+            # of anything else it changes what is there, in its place
+            self._assign(target, self.combined(node, node.op, before, more), names)
 
     def _assign(self, target: ast.expr, value: Value, names: Names) -> None:
         if isinstance(target, ast.Name):
+            names, around = names.owner(target.id), names
+            if names is not around and (self._conditions or self._conditional_calls):
+                value = self.unknown(target, f"{target.id} is set under a condition")
             before = names.own.get(target.id)
             again = self._loops and before is not None and before.data != value.data
             if again and root_of(value.data) is not root_of(before and before.data):
@@ -136,9 +144,26 @@ class Follower(Calls):
             self._returns[-1].append(value)
         return not self._conditions or not self._returns
 
+    def _do_global(self, node: ast.Global | ast.Nonlocal, names: Names) -> None:
+        for name in node.names:
+            names.declare(name, is_global=isinstance(node, ast.Global))
+
+    _do_nonlocal = _do_global
+
+    def _do_match(self, node: ast.Match, names: Names) -> None:
+        self._line.use(self.value_of(node.subject, names).given)
+        for case in node.cases:
+            for each in ast.walk(case.pattern):
+                name = getattr(each, "name", None) or getattr(each, "rest", None)
+                if isinstance(name, str):
+                    names.own[name] = self.unknown(node, f"{name} of a pattern")
+            self.value_of(case.guard, names)
+        self._branch(node.subject, [*(case.body for case in node.cases), ()], names)
+
     def _do_if(self, node: ast.If, names: Names) -> bool:
-        truth = self.truth_of(node.test, names)
-        self._line.use(self.value_of(node.test, names).given)
+        test = self.value_of(node.test, names)
+        truth = truth_of(test)
+        self._line.use(test.given)
         if truth is not None:
             return self.follow(node.body if truth else node.orelse, names)
         self._branch(node.test, (node.body, node.orelse), names)
@@ -195,6 +220,8 @@ class Follower(Calls):
 
     def _loop(self, node: ast.For | ast.AsyncFor | ast.While, names: Names) -> None:
         self._loops.append(node.lineno)
+        if isinstance(node, ast.While):
+            self.value_of(node.test, names)
         self.follow(node.body, names)
         self._loops.pop()
         self.follow(node.orelse, names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 __all__ = [
@@ -178,6 +178,7 @@ class Function:
         node: its definition.
         names: what it sees around it.
         owner: the class that it is a method of.
+        first: what it is a method of, and given as its first argument.
         is_followed: it was called, and its body with it.
         is_uncertain: its name may stand for something else.
     """
@@ -185,8 +186,24 @@ class Function:
     node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
     names: Any
     owner: str = ""
+    first: Value | None = None
     is_followed: bool = False
     is_uncertain: bool = False
+
+    @property
+    def decorators(self) -> frozenset[str]:
+        """The last names of its decorators, ``staticmethod`` or ``no_grad``."""
+        nodes = [] if isinstance(self.node, ast.Lambda) else self.node.decorator_list
+        texts = [ast.unparse(each.func if isinstance(each, ast.Call) else each) for each in nodes]
+        return frozenset(text.rpartition(".")[2] for text in texts)
+
+    def bound(self, instance: Call | Namespace | None, kind: Class) -> Function:
+        """A method as an attribute of an instance of its class, or of the class where none is."""
+        if "staticmethod" in self.decorators:
+            return replace(self)
+        if "classmethod" in self.decorators:
+            return replace(self, first=Value(kind))
+        return replace(self, first=None if instance is None else Value(instance))
 
 
 @dataclass(eq=False, slots=True)
@@ -215,10 +232,12 @@ class Namespace:
     Attributes:
         values: by name.
         rest: what any other name stands for; None where there are no others.
+        methods: of its class.
     """
 
     values: dict[str, Value]
     rest: Value | None = None
+    methods: dict[str, Function] = field(default_factory=dict)
 
 
 def known(data: Any) -> Any:
