@@ -19,6 +19,7 @@ from memest.errors import ConfigError
 
 __all__ = [
     "CPU",
+    "MOST_TEXT",
     "Environment",
     "Failure",
     "Measurement",

@@ -11,7 +11,7 @@ import re
 
 from memest.errors import ConfigError
 
-__all__ = ["GIB", "KIB", "MIB", "format_delta", "format_size", "parse_size"]
+__all__ = ["GIB", "KIB", "MIB", "format_delta", "format_size", "parse_size", "plural"]
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -91,6 +91,11 @@ def format_size(num_bytes: int) -> str:
     if size >= KIB:
         return f"{sign}{size / KIB:,.0f} KiB"
     return f"{sign}{size} B"
+
+
+def plural(number: int, noun: str) -> str:
+    """``1 run``, ``3 runs``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def format_delta(num_bytes: int) -> str:

@@ -98,7 +98,7 @@ CAMPAIGNS = (
         command="python tools/fuzz --write",
         proves="100,000 changed inputs: no reader crashes, hangs, floods or does what none may do",
         page="docs/hostile-input.md",
-        speaks_of=("tools/fuzz/*.py", "memest/readers/*.py"),
+        speaks_of=("tools/fuzz/*.py", "memest/readers/**/*.py"),
         minutes=10,
     ),
     Campaign(

@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from page_sections import write_or_check
+
 from memest.config.option import Kind, Option, Panel
 from memest.config.option_table import OPTIONS
 
@@ -52,11 +54,7 @@ def page() -> str:
 
 def main() -> int:
     """Rewrite or check the page."""
-    text = page()
-    if "--check" in sys.argv[1:]:
-        return 0 if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text else 1
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
+    return write_or_check(PAGE, page(), sys.argv[1:])
 
 
 if __name__ == "__main__":

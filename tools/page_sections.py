@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
@@ -23,3 +23,11 @@ def write_sections(page: Path, sections: Mapping[str, str]) -> None:
         _, tail = rest.split(end, 1)
         text = f"{head}{begin}\n{body}\n{end}{tail}"
     page.write_text(text, encoding="utf-8")
+
+
+def write_or_check(page: Path, text: str, arguments: Sequence[str]) -> int:
+    """Write a page, or with ``--check`` say by the exit code whether it is as it should be."""
+    if "--check" in arguments:
+        return 0 if page.is_file() and page.read_text(encoding="utf-8") == text else 1
+    page.write_text(text, encoding="utf-8")
+    return 0

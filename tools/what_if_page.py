@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from page_sections import write_or_check
+
 PAGE = Path(__file__).parents[1] / "docs" / "what-if.md"
 TEXT = """# What if
 
@@ -110,11 +112,7 @@ def page() -> str:
 
 def main() -> int:
     """Rewrite or check the page."""
-    text = page()
-    if "--check" in sys.argv[1:]:
-        return 0 if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text else 1
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
+    return write_or_check(PAGE, page(), sys.argv[1:])
 
 
 if __name__ == "__main__":

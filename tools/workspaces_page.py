@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from page_sections import write_or_check
+
 from memest.workspaces.registry import all_rules
 
 PAGE = Path(__file__).parents[1] / "docs" / "workspaces.md"
@@ -33,9 +35,8 @@ def page() -> str:
 
 
 def main() -> int:
-    """Rewrite the page."""
-    PAGE.write_text(page(), encoding="utf-8")
-    return 0
+    """Rewrite or check the page."""
+    return write_or_check(PAGE, page(), sys.argv[1:])
 
 
 if __name__ == "__main__":

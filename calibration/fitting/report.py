@@ -25,7 +25,7 @@ from memest.report.page import (
     as_html,
     as_markdown,
 )
-from memest.units import format_size
+from memest.units import format_size, plural
 
 __all__ = ["html_report", "markdown_report", "report_blocks"]
 
@@ -144,14 +144,10 @@ def _opening(data: Residuals, cases: Sequence[_Case], how: str) -> list[Block]:
     total = sum(data.statuses.values())
     models = len({case.row.model for case in cases})
     gpus = sorted({"CPU" if c.row.gpu == CPU else c.row.gpu for c in cases})
-    summary = f"{_count(total, 'run')} measured, {_count(len(cases), 'run')} of "
-    summary += f"{_count(models, 'model')} compared"
+    summary = f"{plural(total, 'run')} measured, {plural(len(cases), 'run')} of "
+    summary += f"{plural(models, 'model')} compared"
     where = f" on {', '.join(gpus)}" if gpus else ""
     return [Text(f"{summary}{where}. {how}")]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _errors(cases: Sequence[_Case]) -> list[Block]:
@@ -206,7 +202,7 @@ def _ranges(cases: Sequence[_Case], calibration: Calibration | None, metric: str
     below, inside, above = (sum(c.side == side for c in ranged_cases) for side in (-1, 0, 1))
     blocks.append(
         Text(
-            f"Of {_count(len(ranged_cases), 'measured peak')} ({metric}), {inside} "
+            f"Of {plural(len(ranged_cases), 'measured peak')} ({metric}), {inside} "
             f"({inside / len(ranged_cases):.1%}) lie in the range ({nominal}), "
             f"{below} below it and {above} ({above / len(ranged_cases):.1%}) above it; "
             f"{_band_words(calibration)}."
@@ -417,7 +413,7 @@ def _calibration_blocks(calibration: Calibration) -> list[Block]:
     lines += [
         f"{part.gpu}: {format_size(part.constant_bytes)} of context and kernels "
         f"({format_size(part.low_bytes)} to {format_size(part.high_bytes)} around it, "
-        f"{_count(part.cases, 'run')}), by {calibration.process_model}."
+        f"{plural(part.cases, 'run')}), by {calibration.process_model}."
         for part in calibration.process
     ]
     if calibration.per_kernel_bytes:

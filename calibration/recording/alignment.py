@@ -20,6 +20,7 @@ from memest.replay.snapshot import TraceEvent
 __all__ = [
     "FOREIGN",
     "Line",
+    "Pair",
     "align",
     "anchors",
     "common_marks",

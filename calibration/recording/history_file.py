@@ -38,7 +38,7 @@ from memest.files.whole import write_whole
 from memest.replay.conf import AllocatorConf
 from memest.replay.snapshot import RecordedBlock, RecordedSegment, TraceEvent
 
-__all__ = ["read_history", "write_history"]
+__all__ = ["MAX_DEVICES", "read_history", "write_history"]
 
 FORMAT, SCHEMA_VERSION = "memest allocator history", 1
 MAX_FILE_BYTES, MAX_TEXT_BYTES = 64 << 20, 512 << 20

@@ -15,7 +15,7 @@ from memest.catalog.spec import GpuSpec, policy
 from memest.errors import ConfigError
 from memest.units import MIB, format_size
 
-__all__ = ["DriverGap", "driver_gap", "usable_bytes", "usable_interval"]
+__all__ = ["DRIVER_SPREAD_RATIO", "DriverGap", "driver_gap", "usable_bytes", "usable_interval"]
 
 _PRECISION_MIB = {
     "exact": (0, 0),

@@ -7,6 +7,7 @@ wherever a model can be named (a command, a scenario, a record of a measurement)
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 from urllib.parse import unquote
 
@@ -14,6 +15,7 @@ from memest.errors import ConfigError
 
 __all__ = ["split_changes"]
 
+_SIZES = re.compile(r"(n|num)_\w+|\w+_(size|layers|heads|dim)")
 _EXAMPLE = "write for example 'gpt2?n_layer=4&n_head=8'"
 
 
@@ -38,6 +40,8 @@ def split_changes(ref: str) -> tuple[str, dict[str, Any]]:
         if name in ("model_type", "auto_map"):
             raise ConfigError(f"{ref!r}: {name} says what the model is, and cannot be changed.")
         changes[name] = _value(unquote(value))
+        if _SIZES.fullmatch(name) and isinstance(changes[name], int) and changes[name] < 0:
+            raise ConfigError(f"{ref!r}: {item}: a size of a model is 0 or more: {_EXAMPLE}.")
     return base, changes
 
 

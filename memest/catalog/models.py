@@ -36,7 +36,6 @@ _TEXT_FIELDS = (
 """Columns of the index that are kept as they are."""
 MIRRORS = ("mirror", "copy")
 """How reasons of aliases begin that hold the weights of another model."""
-_SEPARATE_HEAD = re.compile(r"separate lm_head of vocab_size\*d_model=(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,16 +67,6 @@ class CatalogueEntry:
     provenance: str
     license: str
     note: str
-
-    @property
-    def separate_head_parameters(self) -> int:
-        """Parameters of an output head that transformers 5 ties when it builds from a config.
-
-        The published checkpoint of these models (T5 v1.1, flan, mT5, ...) keeps the head apart, so
-        a run that starts from it has this many more than ``parameters``; 0 for all others.
-        """
-        match = _SEPARATE_HEAD.search(self.note)
-        return int(match[1]) if match else 0
 
     def config(self) -> dict[str, Any]:
         """Read the configuration; a fresh dict at every call."""

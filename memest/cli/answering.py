@@ -18,7 +18,7 @@ from memest.units import parse_size
 
 if TYPE_CHECKING:
     from memest.readers.run_config import RunConfig
-    from memest.report.result import Estimate, GpuFit, Verdict
+    from memest.report.result import Estimate, Verdict
     from memest.report.suggestions import Suggestions
     from memest.report.text import TableChoice
 
@@ -201,11 +201,6 @@ def _tips(
     return found if found.changes or found.closest is not None else None
 
 
-def _named_gpus(answer: Estimate) -> list[GpuFit]:
-    """The GPUs that were named; those that people have are none of them."""
-    return [] if answer.gpu is None else [answer.gpu, *answer.common_gpus]
-
-
 def _say_what_was_taken(options: Mapping[str, Any], output: Output) -> None:
     """What names of GPUs were taken for, where they left a choice."""
     from memest.catalog.gpus import find_gpu
@@ -293,7 +288,7 @@ def run_fits(
     answer = _answer(model, options, output, max_batch=False, run=run)
     each = each_gpu(answer.setup)
     limits: list[_Limit] = []
-    for number, fit in enumerate(_named_gpus(answer)):
+    for number, fit in enumerate(answer.named_gpus):
         sentence = (
             gpu_sentence(fit, answer.model.id, between=range_text(fit), each=each)
             if number

@@ -37,6 +37,7 @@ __all__ = [
     "SWITCHED_OFF",
     "closest_flags",
     "normalise",
+    "options_by_flag",
     "plain_question",
     "with_launch",
 ]

@@ -15,6 +15,7 @@ import typer
 from memest.cli.console import Output, emit, silence, write_document, write_out
 from memest.cli.exit_codes import ExitCode
 from memest.cli.flags import shows, switch, value_flag
+from memest.config.option import check_pattern
 from memest.errors import ConfigError
 from memest.units import format_size
 
@@ -191,10 +192,7 @@ def _device(name: str | None) -> str:
 
 
 def _pattern(only: str | None) -> re.Pattern[str]:
-    try:
-        return re.compile(only or ".")
-    except re.error as error:
-        raise ConfigError(f"--only {only!r} is not a regular expression: {error}.") from None
+    return check_pattern("--only", only or ".")
 
 
 def _matching(cases: Sequence[Case], only: str | None) -> list[Case]:

@@ -21,7 +21,7 @@ from memest.readers.reading import names_config, read_config
 from memest.readers.run_config import RunConfig, settle
 from memest.readers.values import Level
 
-__all__ = ["with_options"]
+__all__ = ["read_question", "with_options"]
 
 _TYPES: dict[Kind, Any] = {Kind.SWITCH: bool, Kind.LIST: list[str] | None}
 _TEXT = str | None  # numbers too: setup_from_options reads them, and says more

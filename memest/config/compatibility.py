@@ -7,7 +7,6 @@ Here are the rules that compute something; pairs that are refused as they are st
 from __future__ import annotations
 
 import math
-import re
 
 from memest.config.generation import check_generation
 from memest.config.installed import installed_version
@@ -23,6 +22,7 @@ from memest.config.kinds import (
     ZeroGradAt,
 )
 from memest.config.optimizers import check_since, facts_of, typed_arguments
+from memest.config.option import check_pattern
 from memest.config.pairs import refuse_pairs
 from memest.config.parallelism import check_stages_task
 from memest.config.quantization import Format
@@ -109,12 +109,7 @@ def _check_optimizer(setup: TrainingOptions) -> None:
             "GaLore and APOLLO."
         )
     for pattern in [targets] if isinstance(targets, str) else targets:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ConfigError(
-                f"--optim-target-modules {pattern!r} is not a regular expression: {error}."
-            ) from None
+        check_pattern("--optim-target-modules", pattern)
 
 
 def _in_backward(setup: TrainingOptions) -> None:

@@ -24,6 +24,7 @@ __all__ = [
     "NO_INPUTS",
     "InputSpec",
     "ModuleInputs",
+    "arguments_of",
     "check_own_parts",
     "extent",
     "module_inputs_of",

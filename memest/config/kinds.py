@@ -16,6 +16,7 @@ __all__ = [
     "LogProbs",
     "Loop",
     "Method",
+    "ModelPart",
     "Precision",
     "Prefetch",
     "Rotate",

@@ -200,17 +200,6 @@ class Batching:
 
     # -- chances
 
-    def chance_of_one(self, batch: int, tokens: int) -> float:
-        """The chance that a batch drawn at random is padded to no more than so many tokens.
-
-        ``C(n, b) / C(N, b)``, n of N samples being that short. Exact.
-        """
-        cut, batch = self.cut, min(batch, self.cut.samples)
-        if self.padded_length(cut.longest) <= tokens:
-            return 1.0
-        reach = max((n for n, _ in cut.counts if self.padded_length(n) <= tokens), default=0)
-        return _chance_of_all(cut.at_most(reach), cut.samples, batch)
-
     def chance_above(self, batch: int, tokens: int, steps: int) -> float:
         """The chance that one of the first ``steps`` batches of an epoch is padded to more.
 

@@ -19,10 +19,12 @@ __all__ = [
     "Option",
     "Panel",
     "changed_flags",
+    "check_pattern",
     "legal_values",
     "option",
     "options_of",
     "plain_values",
+    "read_parts",
     "sentences",
     "settle",
 ]
@@ -300,6 +302,21 @@ def plain_values(owner: Any) -> dict[str, Any]:
             value = value.value
         out[field.name] = list(value) if isinstance(value, tuple) else value
     return out
+
+
+def check_pattern(flag: str, pattern: str) -> re.Pattern[str]:
+    """A regular expression that an option was given.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(
+            f"{flag} {pattern!r} is not a regular expression: {error}. Write one that names match, "
+            f"for example {flag} 'layer.[0-5].', and a backslash before signs that mean themselves."
+        ) from None
 
 
 def legal_values(kind: type[enum.StrEnum]) -> str:

@@ -32,7 +32,7 @@ from memest.config.kinds import (
 )
 from memest.config.life import read_life
 from memest.config.optimizers import find_optimizer
-from memest.config.option import plain_values, settle
+from memest.config.option import check_pattern, plain_values, settle
 from memest.config.quantization import Quantization, read_quantization
 from memest.config.release_defaults import release_default
 from memest.config.rollouts import Rollouts, read_rollouts
@@ -65,6 +65,7 @@ __all__ = [
     "ZeroGrad",
     "ZeroGradAt",
     "choose",
+    "read_casts",
 ]
 
 
@@ -120,12 +121,7 @@ class Setup(TrainingOptions):
             ("--cast-weights", [names for names, _ in read_casts(self.cast_weights)]),
         ):
             for pattern in patterns:
-                try:
-                    re.compile(pattern)
-                except re.error as error:
-                    raise ConfigError(
-                        f"{flag} {pattern!r} is not a regular expression: {error}."
-                    ) from None
+                check_pattern(flag, pattern)
         if self.adapter is not None:
             set_field(self, "adapter", _adapter(self.adapter, self.software))
         if self.quantization is not None:

@@ -90,17 +90,19 @@ class _Wrong(Exception):  # noqa: N818 - never leaves this module
 
 def _document(path: Path, label: str) -> Any:
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"The calibration {label} is not a file: name its .json.")
-        with path.open("rb") as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
+        is_file = stat.S_ISREG(path.stat().st_mode)
+        raw = b""
+        if is_file:  # a pipe would be waited for
+            with path.open("rb") as file:
+                raw = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(
             f"The calibration {label} cannot be read ({why}): name a file that `memest "
             "calibrate fit` wrote."
         ) from None
+    if not is_file:
+        raise ConfigError(f"The calibration {label} is not a file: name its .json.")
     if len(raw) > MAX_FILE_BYTES:
         raise _Wrong(f"it is larger than {MAX_FILE_BYTES:,} bytes, which no profile is")
     try:

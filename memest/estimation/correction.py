@@ -30,7 +30,7 @@ from memest.estimation.calibration import (
 )
 from memest.estimation.run_facts import Peaks, RunFacts
 from memest.report.result import Interval
-from memest.units import format_size
+from memest.units import format_size, plural
 
 __all__ = ["Correction", "UncorrectedEstimate", "correct"]
 
@@ -242,7 +242,7 @@ def _process(calibration: Calibration, q: UncorrectedEstimate) -> tuple[_Process
             own_process, low=min(own_process.low, table.low), high=max(own_process.high, table.high)
         )
         note = (
-            f"Only {_count(own.cases, 'run')} of the calibration had device memory of {own.gpu} "
+            f"Only {plural(own.cases, 'run')} of the calibration had device memory of {own.gpu} "
             "read, so the range is widened."
         )
         return wide, BORROWED_DISTANCE[True], [note]
@@ -364,8 +364,8 @@ def _basis(
     gpus = ", ".join("a CPU" if gpu == CPU else gpu for gpu in calibration.provenance.gpus)
     dates = " to ".join(dict.fromkeys((calibration.provenance.first, calibration.provenance.last)))
     text = (
-        f"calibrated on {_count(cross_validation.cases, 'run')} of "
-        f"{_count(cross_validation.models, 'model')} on {gpus}"
+        f"calibrated on {plural(cross_validation.cases, 'run')} of "
+        f"{plural(cross_validation.models, 'model')} on {gpus}"
         f"{f' ({dates})' if dates else ''}"
     )
     if level is not None and level >= LEVEL:
@@ -388,11 +388,7 @@ def _basis(
             "say nothing of others"
         )
     return text + (
-        f"; {_count(band.cases, 'run')}, which count as {band.draws:.0f} independent ones, are too "
+        f"; {plural(band.cases, 'run')}, which count as {band.draws:.0f} independent ones, are too "
         f"few for {LEVEL:.0%}, so the range joins their whole spread (which holds for {level:.0%} "
         "of runs) and the uncalibrated range"
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -24,7 +24,7 @@ try:
 except ImportError:  # Windows: there a part is told by its age
     _LOCKS = None
 
-__all__ = ["PART_PREFIX", "PART_SUFFIX", "is_left_over", "sweep", "write_whole"]
+__all__ = ["PART_PREFIX", "PART_SUFFIX", "is_left_over", "stat_or_none", "sweep", "write_whole"]
 
 PART_SUFFIX = ".part"
 PART_PREFIX = ".memest-"
@@ -55,7 +55,7 @@ def write_whole(
     try:
         # a link is followed: renaming would put the file in its place
         target = Path(os.path.realpath(path))
-        before = _stat(target)
+        before = stat_or_none(target)
         if before is not None and not stat.S_ISREG(before.st_mode):
             with target.open("wb") as pipe:
                 write(pipe)
@@ -88,7 +88,7 @@ def is_left_over(part: Path) -> bool:
 
     A stamp from the future tells as little as one from long ago: the clock was set.
     """
-    status = _stat(part)
+    status = stat_or_none(part)
     return status is not None and abs(time.time() - status.st_mtime) > _ABANDONED_SECONDS
 
 
@@ -186,7 +186,8 @@ def _write_in_place(target: Path, write: Callable[[BinaryIO], object]) -> None:
         file.truncate()
 
 
-def _stat(path: Path) -> os.stat_result | None:
+def stat_or_none(path: Path) -> os.stat_result | None:
+    """What a path is, None where it cannot be looked at."""
     try:
         return path.stat()
     except OSError:

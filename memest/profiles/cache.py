@@ -24,10 +24,19 @@ from typing import Any
 
 from memest.errors import ConfigError
 from memest.files.folders import platform_folder
-from memest.files.whole import PART_PREFIX, PART_SUFFIX, is_left_over, sweep, write_whole
+from memest.files.whole import (
+    PART_PREFIX,
+    PART_SUFFIX,
+    is_left_over,
+    stat_or_none,
+    sweep,
+    write_whole,
+)
 from memest.units import MIB, parse_size
 
 __all__ = [
+    "STEPS_OF",
+    "VERSION",
     "Document",
     "Entry",
     "Store",
@@ -224,7 +233,7 @@ class Store:
             files = [f for f in _files(key_folder) if f.name.endswith(_SUFFIX)]
             if not files:
                 continue
-            stats = [s for f in files if (s := _stat(f)) is not None]
+            stats = [s for f in files if (s := stat_or_none(f)) is not None]
             document = self._load(key_folder / f"{_KEY}{_SUFFIX}", used=False)
             key = None if document is None else document.content
             entries.append(
@@ -242,7 +251,8 @@ class Store:
         """Drop everything; returns the bytes that were freed."""
         freed_bytes = 0
         for key_folder in self._key_folders():
-            freed_bytes += sum(s.st_size for f in _files(key_folder) if (s := _stat(f)) is not None)
+            stats = map(stat_or_none, _files(key_folder))
+            freed_bytes += sum(each.st_size for each in stats if each is not None)
             _remove(key_folder)
         return freed_bytes
 
@@ -275,7 +285,7 @@ class Store:
         try:
             head_line, _, body = _unpack(raw).partition(b"\n")
             head = json.loads(head_line)
-            expected = _head(path, body, head["about"])
+            expected = head_of(path, body, head["about"])
             if head == expected:
                 document = Document(head["name"], head["about"], body)
             elif all(head[name] == expected[name] for name in _ALWAYS):
@@ -306,7 +316,8 @@ class Store:
             if total > limit and entry.digest != keep:
                 _remove(self.folder / entry.digest)
                 total -= entry.bytes
-        stats = [(s.st_mtime, s.st_size, f) for f in _files(self.folder / keep) if (s := _stat(f))]
+        files = _files(self.folder / keep)
+        stats = [(s.st_mtime, s.st_size, f) for f in files if (s := stat_or_none(f))]
         for _, size, path in sorted(stats):
             if total > limit:
                 path.unlink(missing_ok=True)
@@ -317,7 +328,7 @@ class Store:
         now = time.time()
         for key_folder in self._key_folders():
             for file in _files(key_folder):
-                status = _stat(file)
+                status = stat_or_none(file)
                 if status is not None and status.st_mtime > now + _CLOCK_SECONDS:
                     with contextlib.suppress(OSError):
                         os.utime(file, (now, now))
@@ -327,7 +338,7 @@ class Store:
             s.st_size
             for key_folder in self._key_folders()
             for f in _files(key_folder)
-            if (s := _stat(f))
+            if (s := stat_or_none(f))
         )
         return sum(sizes)
 
@@ -361,14 +372,7 @@ def _files(folder: Path) -> list[Path]:
         return []
 
 
-def _stat(path: Path) -> os.stat_result | None:
-    try:
-        return path.stat()
-    except OSError:
-        return None
-
-
-def _head(path: Path, body: bytes, about: Any) -> dict[str, Any]:
+def head_of(path: Path, body: bytes, about: Any) -> dict[str, Any]:
     """What the first line says: what the document is, where it belongs, what its content is."""
     return {
         "kind": KIND,
@@ -382,7 +386,7 @@ def _head(path: Path, body: bytes, about: Any) -> dict[str, Any]:
 
 def _write(path: Path, content: Any, about: Any) -> None:
     body = json.dumps(content, separators=(",", ":")).encode()
-    head = json.loads(json.dumps(_head(path, body, about)))
+    head = json.loads(json.dumps(head_of(path, body, about)))
 
     # no time stamp: the same document is the same file. What a power cut spoils is made anew
     file_bytes = gzip.compress(json.dumps(head).encode() + b"\n" + body, 6, mtime=0)

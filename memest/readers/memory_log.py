@@ -101,9 +101,9 @@ def read_memory_log(path: str | Path) -> MemoryLog:
     notes: list[str] = []
     columns = _columns(names, notes)
     if not columns:
-        said = ", ".join(names[:8]) or "no column"
+        said = f"has no column of memory (it has {', '.join(names[:8])})" if names else "is empty"
         raise ConfigError(
-            f"{path} has no column of memory (it has {said}): name them as in {_EXAMPLE}; "
+            f"{path} {said}: name them as in {_EXAMPLE}; "
             "allocated, max_allocated, reserved, device and host are known, with their units."
         )
     return _log(_of_one(rows, names, notes), names, columns, path, notes)

@@ -17,7 +17,7 @@ from memest.replay.conf import AllocatorConf
 from memest.replay.sizes import NUM_DIVISIONS
 from memest.replay.snapshot import DEFAULT_POOL
 
-__all__ = ["NO_CATEGORY", "AllocationLabel", "Annotation", "record"]
+__all__ = ["NO_CATEGORY", "AllocationLabel", "Annotation", "Frames", "record"]
 
 NO_CATEGORY = "unknown"
 """The category of what is no tensor. The page of memory_viz adds a category of this name where none

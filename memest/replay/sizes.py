@@ -15,6 +15,7 @@ __all__ = [
     "MIN_BLOCK_SIZE",
     "MIN_LARGE_ALLOC",
     "NO_DIVISIONS",
+    "NUM_DIVISIONS",
     "ROUND_LARGE",
     "SMALL_SEGMENT_SIZE",
     "SMALL_SIZE",

@@ -116,6 +116,12 @@ def load_snapshot(path: str | Path) -> Snapshot:
     return load_content(path)[0]
 
 
+_MAKE_ONE = (
+    "Make one with torch.cuda.memory._record_memory_history() before the step and "
+    "torch.cuda.memory._dump_snapshot(path) after it."
+)
+
+
 def load_content(path: str | Path) -> tuple[Snapshot, Any]:
     """A memory snapshot, and the containers it was read from: they have the frames.
 
@@ -126,17 +132,18 @@ def load_content(path: str | Path) -> tuple[Snapshot, Any]:
     try:
         with path.open("rb") as file:
             start = file.read(_START)
-            is_json = start.startswith(b"{")  # no opcode of a pickle
+            is_json = start.lstrip().startswith((b"{", b"["))  # no opcodes of a pickle
             file.seek(0)
             problem = lfs_problem(path, start)
             content = json.load(file) if is_json else problem or _PlainUnpickler(file).load()
     except OSError as error:
-        raise ReplayError(f"cannot read the memory snapshot {path}: {error.strerror}") from error
-    except _UNREADABLE as error:
         raise ReplayError(
-            f"{path} is not a memory snapshot of plain containers: {error or type(error).__name__}."
-            " Make one with torch.cuda.memory._record_memory_history() before the step and "
-            "torch.cuda.memory._dump_snapshot(path) after it."
+            f"cannot read the memory snapshot {path}: {error.strerror}. {_MAKE_ONE}"
+        ) from error
+    except _UNREADABLE as error:
+        why = str(error).rstrip(".") or type(error).__name__
+        raise ReplayError(
+            f"{path} is not a memory snapshot of plain containers: {why}. {_MAKE_ONE}"
         ) from error
     if problem:
         raise ReplayError(problem)

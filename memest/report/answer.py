@@ -16,7 +16,10 @@ from typing import Any, ClassVar
 
 from memest.errors import ConfigError
 
-__all__ = ["Answer", "Document", "document", "register", "renderer"]
+__all__ = ["SCHEMA_VERSION", "Answer", "Document", "document", "register", "renderer"]
+
+SCHEMA_VERSION = 1
+"""Of the documents that answers are."""
 
 _ANY = {
     "text": "memest.report.terminal.render",
@@ -132,6 +135,10 @@ class Answer(Document, abc.ABC):
     """A frozen result that prints itself, also in a notebook."""
 
     __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, with the version of their schema; sizes are bytes."""
+        return {"schema_version": SCHEMA_VERSION, **super().to_dict()}
 
     def to_json(self) -> str:
         """:meth:`to_dict` as text, keys in order, two spaces of indent."""

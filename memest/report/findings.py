@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from memest.events import Category, Phase
-from memest.report.answer import Answer, Document, document
-from memest.report.result import SCHEMA_VERSION, Estimate, PeakMoment, Verdict
+from memest.report.answer import SCHEMA_VERSION, Answer, Document, document
+from memest.report.result import Estimate, PeakMoment, Verdict
 
 __all__ = [
     "Advice",
@@ -145,10 +145,6 @@ class Comparison(Answer):
     scenarios: tuple[Scenario, ...]
     time_basis: str
     notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The document that ``memest compare --json`` prints."""
-        return {"schema_version": SCHEMA_VERSION, **Document.to_dict(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from memest.report.result import Estimate
 from memest.report.stages_result import StageTable
 from memest.report.suggestions import Suggestions
 
-__all__ = ["csv_of", "frame_of"]
+__all__ = ["Rows", "csv_of", "frame_of"]
 
 Rows = tuple[list[dict[str, Any]], tuple[str, ...]]
 """The rows of a frame, and the names of its columns: there may be no row."""

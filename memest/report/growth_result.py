@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any
 
 from memest.report.answer import Answer, Document
-from memest.report.result import SCHEMA_VERSION
 
 __all__ = [
     "Cause",
@@ -192,7 +190,3 @@ class GrowthExplanation(Answer):
     def leaks(self) -> bool:
         """Whether something is kept that the steps to come do not need."""
         return any(finding.is_leak for finding in self.findings)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The document that ``memest explain-growth --json`` prints."""
-        return {"schema_version": SCHEMA_VERSION, **Document.to_dict(self)}

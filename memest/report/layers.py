@@ -9,7 +9,18 @@ from dataclasses import dataclass, replace
 from memest.events import Phase
 from memest.report.result import Layer, PeakMoment, Row, TimePoint
 
-__all__ = ["LayerBlock", "Node", "PhaseRow", "biggest", "blocks", "phase_rows", "tree", "visible"]
+__all__ = [
+    "NO_MODULE",
+    "STEP_PHASES",
+    "LayerBlock",
+    "Node",
+    "PhaseRow",
+    "biggest",
+    "blocks",
+    "phase_rows",
+    "tree",
+    "visible",
+]
 
 NO_MODULE = "(top level)"
 _DEPTH_WITHOUT_LAYERS = 2

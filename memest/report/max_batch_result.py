@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from memest.config.setup import Setup
-from memest.report.answer import Answer, Document, document
-from memest.report.result import SCHEMA_VERSION, Verdict
+from memest.report.answer import SCHEMA_VERSION, Answer, Document, document
+from memest.report.result import Verdict
 
 __all__ = [
     "CurveEnd",

@@ -6,9 +6,9 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from memest.report.answer import Answer, Document, document
+from memest.report.answer import SCHEMA_VERSION, Answer, Document, document
 from memest.report.oom_account import Account
-from memest.report.result import SCHEMA_VERSION, Peak, PeakMoment
+from memest.report.result import Peak, PeakMoment
 
 __all__ = ["Change", "Match", "MessageMatch", "OomExplanation"]
 

@@ -18,7 +18,7 @@ from memest.report.findings import Advice, Comparison, Plan
 from memest.report.layers import PhaseRow, phase_rows
 from memest.report.max_batch_result import MaxBatch
 from memest.report.parts import COLOURS, PART_COLOURS, MemoryPart, parts_of
-from memest.report.result import Estimate, GpuFit
+from memest.report.result import Estimate
 from memest.report.stages_result import StageTable
 from memest.report.words import interval_text, moment_text, setup_items, verdict_sentence
 from memest.units import GIB, format_size
@@ -131,7 +131,7 @@ def plot_estimate(estimate: Estimate) -> Any:
     head += textwrap.wrap(" · ".join(setup_items(estimate.setup)), _LETTERS)
     parts = [part for part in parts_of(estimate) if part.bytes > 0]
     rows = phase_rows(estimate.timeline, estimate.peak_at)
-    bar_inches = 1.5 + _LINE * -(-(len(parts) + len(_cards(estimate)) + 1) // _COLUMNS)
+    bar_inches = 1.5 + _LINE * -(-(len(parts) + len(estimate.named_gpus) + 1) // _COLUMNS)
     inches = [bar_inches, *([_PHASES_INCHES] if rows else [])]
     figure = new_figure(_WIDTH, sum(inches) + _LINE * len(head))
     figure.set_layout_engine("constrained")
@@ -147,11 +147,6 @@ def plot_estimate(estimate: Estimate) -> Any:
         title += f"; line: reserved\nAllocated peak {moment_text(estimate)}"
         _draw_phases(axes[1], visible_rows, title)
     return figure
-
-
-def _cards(estimate: Estimate) -> list[GpuFit]:
-    """The GPUs that were asked about."""
-    return [] if estimate.gpu is None else [estimate.gpu, *estimate.common_gpus]
 
 
 def _around_peak(rows: list[PhaseRow]) -> list[PhaseRow]:
@@ -172,7 +167,7 @@ def _draw_bar(axes: Any, estimate: Estimate, parts: Sequence[MemoryPart]) -> Non
     device = f"device {format_size(estimate.peak.device_bytes)}, {interval_text(estimate)}"
     style = {"color": _GREY, "alpha": 0.35, "edgecolor": _GREY, "linewidth": 1}
     axes.barh(0, high - low, left=low, height=1.0, label=device, **style)
-    cards = _cards(estimate)
+    cards = estimate.named_gpus
     for fit, ink in zip(cards, itertools.cycle(_CARDS)):
         name = f"{fit.name.removeprefix('NVIDIA ')} {format_size(fit.usable_bytes)}"
         axes.axvline(fit.usable_bytes / GIB, color=ink, linewidth=2.2, label=name)

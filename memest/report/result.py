@@ -11,11 +11,10 @@ from typing import Any, ClassVar
 from memest.config.setup import Setup
 from memest.events import Category, Phase
 from memest.files.texts import write_as
-from memest.report.answer import Answer, Document, document
+from memest.report.answer import SCHEMA_VERSION, Answer, Document, document
 from memest.report.life_result import RunLife
 
 __all__ = [
-    "SCHEMA_VERSION",
     "SUFFIXES",
     "CalibrationFacts",
     "Estimate",
@@ -23,9 +22,11 @@ __all__ = [
     "Interval",
     "Layer",
     "ModelFacts",
+    "OpenChoice",
     "Origin",
     "Peak",
     "PeakMoment",
+    "PeakRanges",
     "RankPeak",
     "Row",
     "Spot",
@@ -33,7 +34,6 @@ __all__ = [
     "Verdict",
 ]
 
-SCHEMA_VERSION = 1
 SUFFIXES = (".json", ".csv", ".html", ".png")
 """Files that an estimate can be written to."""
 
@@ -338,6 +338,15 @@ class Estimate(Answer):
     """Assumptions that are the same for most runs: the report tells them on request."""
     life: RunLife | None = None
     """Host memory, and the GPU while saving and resuming; None where nobody asked."""
+
+    @property
+    def named_gpus(self) -> tuple[GpuFit, ...]:
+        """The GPUs that were asked about; those that people have are none of them."""
+        return () if self.gpu is None else (self.gpu, *self.common_gpus)
+
+    def bytes_of(self, category: Category) -> int:
+        """What a category has in the breakdown."""
+        return sum(row.bytes for row in self.breakdown if row.category is category)
 
     def to_dict(self) -> dict[str, Any]:
         """The document that ``memest estimate --json`` prints."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from memest.events import Category
-from memest.report.answer import Answer
-from memest.report.result import SCHEMA_VERSION, Estimate
+from memest.report.answer import SCHEMA_VERSION, Answer
+from memest.report.result import Estimate
 from memest.sharding.deepspeed_estimator import ModelStates
 
 __all__ = ["OfficialRow", "StageRow", "StageTable"]

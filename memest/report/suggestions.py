@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from memest.report.answer import Answer, Document
-from memest.report.result import SCHEMA_VERSION, Verdict
+from memest.report.result import Verdict
 
 __all__ = ["Suggestion", "Suggestions"]
 
@@ -76,7 +76,3 @@ class Suggestions(Answer):
         if self.closest is None:
             return 0
         return max(self.closest.device_bytes - self.usable_bytes, 0)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {"schema_version": SCHEMA_VERSION, **Document.to_dict(self)}

@@ -18,7 +18,7 @@ from memest.report.terminal import VERDICT_STYLES, Glyphs, Grid, Page, bullets
 from memest.report.words import batch_count, moment_text, setup_items
 from memest.units import GIB, MIB, format_delta, format_size
 
-__all__ = ["advice_sentence", "change_sentence", "plan_words"]
+__all__ = ["advice_sentence", "change_sentence", "plan_words", "suggestion_parts"]
 
 LABEL, FIRST, COLUMN = 18, 12, 24
 """Widths of the row labels, of the first scenario and of every further one."""
@@ -106,8 +106,8 @@ def _comparison_table(first: Scenario, others: Sequence[Scenario], glyphs: Glyph
         table.add_row(Text(label), of(first), *map(of, others))
 
     for category in CATEGORY_ORDER:
-        if any(_bytes(s.estimate, category) for s in (first, *others)):
-            sizes(category.value, lambda e, c=category: _bytes(e, c))  # type: ignore[misc]
+        if any(s.estimate.bytes_of(category) for s in (first, *others)):
+            sizes(category.value, lambda e, c=category: e.bytes_of(c))  # type: ignore[misc]
     rule = [Text(glyphs.rule * (COLUMN - 3))] * len(others)
     table.add_row(Text(glyphs.rule * 16), Text(glyphs.rule * 10), *rule)
     sizes("allocated", lambda e: e.peak.allocated_bytes, style="bold")
@@ -125,10 +125,6 @@ def _comparison_table(first: Scenario, others: Sequence[Scenario], glyphs: Glyph
 def _verdict(scenario: Scenario) -> Text:
     verdict = scenario.estimate.verdict
     return Text(verdict.value, style=VERDICT_STYLES[verdict])
-
-
-def _bytes(estimate: Estimate, category: object) -> int:
-    return sum(row.bytes for row in estimate.breakdown if row.category is category)
 
 
 def advice_sentence(advice: Advice) -> str:

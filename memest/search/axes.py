@@ -96,11 +96,6 @@ def _numbers(option: Option, text: str) -> list[Any]:
         return [_number(option, text)]
     low, high = Fraction(match[1]), Fraction(match[2])
     geometric, step = match[3] == "x", Fraction(match[4] or 1)
-    if low > high:
-        raise ConfigError(
-            f"{flag}: the range {text} runs backwards: write the smaller number first, "
-            f"{match[2]}:{match[1]}."
-        )
     if geometric and (float(step) <= 1 or low <= 0):
         raise ConfigError(
             f"{flag}: the range {text} never ends: a factor is above 1 and starts above 0, as in "
@@ -108,6 +103,11 @@ def _numbers(option: Option, text: str) -> list[Any]:
         )
     if step <= 0:
         raise ConfigError(f"{flag}: the range {text} never ends: its step must be above 0.")
+    if low > high:
+        turned = text.replace(f"{match[1]}:{match[2]}", f"{match[2]}:{match[1]}", 1)
+        raise ConfigError(
+            f"{flag}: the range {text} runs backwards: write the smaller number first, {turned}."
+        )
     steps = math.log(high / low) / math.log(step) if geometric else (high - low) / step
     limit = _MAX_FACTORS if geometric else MAX_POINTS
     if steps >= limit:

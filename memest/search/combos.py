@@ -16,6 +16,7 @@ from memest.search.cost import Probe
 __all__ = [
     "LIGHTER",
     "SAME_TRAINING",
+    "STATES_OF",
     "Candidate",
     "Combo",
     "Finder",

@@ -234,9 +234,7 @@ def _optimizer(candidate: Candidate, finder: Finder) -> PlanStep:
     combo = candidate.combo
     counterpart = finder.at(replace(combo, optim=optim), candidate.batch, candidate.grad_accum)
     states = {
-        name: sum(
-            row.bytes for row in c.estimate.breakdown if row.category is Category.OPTIMIZER_STATES
-        )
+        name: c.estimate.bytes_of(Category.OPTIMIZER_STATES)
         for name, c in ((combo.optim, candidate), (optim, counterpart))
     }
     same = SAME_TRAINING.get(optim) == combo.optim

@@ -164,8 +164,8 @@ def _moment_sentences(before: Estimate, after: Estimate) -> list[str]:
         return [(f"The peak stays in {_PLACES[first.phase]}: {was} and {now}.")]
     sentences = [f"The peak moves: it was reached {was}, it is {now}."]
     earlier, later = (
-        _category_bytes(before, Category.GRADIENTS),
-        _category_bytes(after, Category.GRADIENTS),
+        before.bytes_of(Category.GRADIENTS),
+        after.bytes_of(Category.GRADIENTS),
     )
     carried = second.phase in _OF_MICRO_STEPS and second.micro_step > 1
     if carried and later and (first.micro_step < 2 or later > earlier):
@@ -227,7 +227,7 @@ def _unchanged_sentences(before: Estimate, after: Estimate, rows: Sequence[RowCh
     sentences = [
         f"{total / peak:.0%} of the peak is not touched by the change: {_join_texts(texts)}."
     ]
-    activations = _category_bytes(after, Category.ACTIVATIONS)
+    activations = after.bytes_of(Category.ACTIVATIONS)
     largest = max(blocks(after.layers), key=lambda b: b.activation_bytes, default=None)
     if largest is not None and largest.activation_bytes >= max(activations / 2, NOTABLE * peak):
         size = format_size(largest.activation_bytes)
@@ -331,7 +331,7 @@ def _remaining_sentences(before: Estimate, after: Estimate, rows: Sequence[RowCh
     by_category = {row.category: row for row in rows}
     change = by_category.get(Category.ACTIVATIONS)
     notable = NOTABLE * before.peak.allocated_bytes
-    remaining = _category_bytes(after, Category.ACTIVATIONS)
+    remaining = after.bytes_of(Category.ACTIVATIONS)
     if change is None or change.delta_bytes > -notable or remaining < notable:
         return []
     largest = max(blocks(after.layers), key=lambda b: b.activation_bytes, default=None)
@@ -353,10 +353,6 @@ def _block_words(block: str) -> str:
     if block == NO_MODULE:
         return "outside the layers, in the model's own forward (its loss, as a rule)"
     return f"in {block}"
-
-
-def _category_bytes(estimate: Estimate, category: Category) -> int:
-    return sum(row.bytes for row in estimate.breakdown if row.category is category)
 
 
 def _signed_size(delta: int) -> str:

@@ -40,7 +40,7 @@ from memest.trace.meta_results import MetaResults
 from memest.workspaces.operator_call import OpCall, TensorSpec, Value
 from memest.workspaces.registry import reads_calls
 
-__all__ = ["PhaseDone", "Recorder", "local"]
+__all__ = ["Handler", "PhaseDone", "Recorder", "local"]
 
 aten = torch.ops.aten
 

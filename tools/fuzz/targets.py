@@ -145,13 +145,13 @@ def _cache_seeds() -> list[bytes]:
 
 def _cache(content: bytes, folder: Path) -> object:
     """A document of the cache whose head vouches for whatever stands in it."""
-    from memest.profiles.cache import KIND, Store, _head
+    from memest.profiles.cache import KIND, Store, head_of
     from memest.profiles.document import BadDocumentError, family_from_json
 
     place = folder / "cache" / ("0" * 32)
     place.mkdir(parents=True)
     path = place / "steps-batch.json.gz"
-    head = json.dumps(_head(path, content, None)).encode()
+    head = json.dumps(head_of(path, content, None)).encode()
     gzip_bytes = gzip.compress(head + b"\n" + content, 1)
     path.write_bytes(gzip_bytes if len(content) % 4 else content)
     store = Store(folder / "cache", writable=False)

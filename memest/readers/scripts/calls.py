@@ -166,7 +166,7 @@ def task_of(kind: str) -> str | None:
 
 def is_optimizer(call: Call) -> bool:
     """Whether a call makes an optimizer: a library's class that is given parameters."""
-    first = call.argument(0, "params", "optimizer_grouped_parameters")
+    first = call.parameters
     if call.library == "torch" and ".optim." in call.path:
         return "lr_scheduler" not in call.path and "swa" not in call.path
     if not call.name[:1].isupper():
@@ -206,7 +206,7 @@ def updated_part(call: Call) -> str:
 
     Lists that go by names are the usual groups, with weight decay and without: together all.
     """
-    first = call.argument(0, "params", "optimizer_grouped_parameters")
+    first = call.parameters
     groups = [None if first is None else first.data]
     if isinstance(groups[0], list):
         groups = [each.get("params") if isinstance(each, dict) else each for each in groups[0]]

@@ -14,7 +14,7 @@ from memest.readers.command_words import read_arguments
 from memest.readers.documents import plain_value
 from memest.readers.scripts.things import Call, Class, Namespace, Symbol, Unknown, Value
 
-__all__ = ["CommandLine", "add_argument", "parsed_dataclasses"]
+__all__ = ["PARSERS", "CommandLine", "add_argument", "parsed_dataclasses"]
 
 PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
 """Parsers whose arguments are the fields of dataclasses."""

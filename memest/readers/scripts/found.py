@@ -181,8 +181,7 @@ def _model(trainer: Call | None, optimizers: tuple[Call, ...]) -> Any:
             value = trainer.keywords.get("model_init")
         return None if value is None else value.data
     for optimizer in optimizers:
-        first = optimizer.argument(0, "params", "optimizer_grouped_parameters")
-        data = _owner(first)
+        data = _owner(optimizer.parameters)
         if data is not None:
             return data
     return None

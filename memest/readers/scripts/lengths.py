@@ -30,12 +30,12 @@ def put_lengths(document: CallDocument, found: Found) -> None:
         known_pairs = [each for each in pairs if isinstance(each[1].data, int)]
         if known_pairs:
             call, value = max(known_pairs, key=lambda each: each[1].data)
-            document.put(key, value, _plain(call))
+            document.put(key, value, call.unconditional())
             padding = call.keywords.get("padding")
             if padding is not None and padding.data == "max_length":
                 document.say("padded", True, call.line)
         elif pairs:
-            document.put(key, pairs[0][1], _plain(pairs[0][0]))
+            document.put(key, pairs[0][1], pairs[0][0].unconditional())
     if not inputs:
         _of_tokenizer(document, found)
     for call in found.calls:
@@ -56,12 +56,7 @@ def _of_tokenizer(document: CallDocument, found: Found) -> None:
         elif call.name == "ConstantLengthDataset":
             value = call.keywords.get("seq_length")
         if value is not None and isinstance(value.data, int):
-            document.put("seq_len", value, _plain(call))
-
-
-def _plain(call: Call) -> Call:
-    """A call of a function that is handed on: it is made whatever stood around."""
-    return Call(call.path, call.line, keywords=call.keywords)
+            document.put("seq_len", value, call.unconditional())
 
 
 def _tokenizes(call: Call) -> bool:

@@ -201,7 +201,6 @@ def _quantization(document: CallDocument, config: Call) -> None:
         values["quant_method"] = Value(method)
     if config.name == "BitsAndBytesConfig" or method in PACKED:
         data = {name: value.data for name, value in values.items() if name != "**"}
-        data.pop("bnb_4bit_quant_storage_hint", None)
         parts = Value(data).beside(*values.values())
         document.put("quantization_config", parts, config)
     else:

@@ -116,7 +116,7 @@ def _batch(document: CallDocument, found: Found, loader: Call | Unknown | None) 
         elif value is None:
             document.say("batch", _SAMPLES, call.line)
         else:
-            document.put("batch", value, _always(call))
+            document.put("batch", value, call.unconditional())
     _evaluation(document, found, [call for call in loaders if call not in training])
     if not loaders:
         document.miss(
@@ -141,10 +141,6 @@ def _evaluation(document: CallDocument, found: Found, loaders: list[Call]) -> No
     for call in found.named("gather_for_metrics"):
         document.miss(call.line, call.name, "what an evaluation gathers from all GPUs and keeps")
         return
-
-
-def _always(call: Call) -> Call:
-    return Call(call.path, call.line, keywords=call.keywords)
 
 
 def _precision(document: CallDocument, found: Found) -> None:
@@ -183,7 +179,7 @@ def _optimizer(document: CallDocument, found: Found) -> None:
             document.say("optim", name, call.line)
         decay = call.keywords.get("weight_decay")
         if decay is not None:
-            document.put("weight_decay", decay, _always(call))
+            document.put("weight_decay", decay, call.unconditional())
         part = updated_part(call)
         if part:
             document.miss(call.line, call.name, Saving(part))
@@ -205,11 +201,11 @@ def _steps(document: CallDocument, found: Found) -> None:
         if "grad_accum" in document or not call.loops or call.every is None:
             continue
         if not _is_scheduler(call) and call.every.data is not None:
-            document.put("grad_accum", call.every, _always(call))
+            document.put("grad_accum", call.every, call.unconditional())
     for call in found.named("clip_grad_norm_"):
         value = call.argument(1, "max_norm")
         if value is not None:
-            document.put("max_grad_norm", value, _always(call))
+            document.put("max_grad_norm", value, call.unconditional())
 
 
 def _is_scheduler(call: Call) -> bool:

@@ -18,9 +18,8 @@ from memest.readers.scripts.things import Call, Unknown
 from memest.readers.scripts.vision import is_vision_load
 from memest.readers.values import Either
 
-__all__ = ["read_body"]
+__all__ = ["LOSS", "read_body"]
 
-_FORWARDS = ("()", "?.model")
 _STEP = frozenset(
     """backward step zero_grad clip_grad_norm_ clip_grad_value_ accumulate autocast no_sync no_grad
     inference_mode set_grad_enabled enable_grad scale unscale_ update get_scale GradScaler

@@ -162,6 +162,15 @@ class Call:
         """Whether it makes an instance of a class, of which something is known."""
         return self.name[:1].isupper() or self.name in ("from_pretrained", "from_config")
 
+    @property
+    def parameters(self) -> Value | None:
+        """What an optimizer is given to update."""
+        return self.argument(0, "params", "optimizer_grouped_parameters")
+
+    def unconditional(self) -> Call:
+        """The same as a call of a function that is handed on: made whatever stands around it."""
+        return Call(self.path, self.line, keywords=self.keywords)
+
     def argument(self, place: int, *names: str) -> Value | None:
         """An argument by its position (-1 for none) or by one of its names."""
         for name in names:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from memest.catalog.mirrors import is_dynamic_copy, original_of_copy
 from memest.catalog.models import lookup
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
-from memest.readers.scripts.document import CallDocument
+from memest.readers.scripts.document import MODEL_KEY, CallDocument
 from memest.readers.scripts.found import Found
 from memest.readers.scripts.things import Call, Value
 from memest.readers.training_arguments import MODELS, read_checkpointing
@@ -124,7 +124,7 @@ def read_unsloth(document: CallDocument, found: Found, load: Call) -> DocumentKe
 
 def _name(document: CallDocument, load: Call, four: bool) -> None:
     """Copies in 4 bits by the name of what they are copies of."""
-    key = "model_name_or_path"
+    key = MODEL_KEY
     name = document.get(key)
     if not isinstance(name, str):
         if name is None and not load.arguments and "model_name" not in load.keywords:

@@ -22,7 +22,7 @@ from memest.trace.inputs.tensors import (
 )
 from memest.trace.model.build import BuiltModel
 
-__all__ = ["SAMPLE_RATE", "WINDOW_SECONDS", "audio", "seconds_of"]
+__all__ = ["FRAME_RATE", "SAMPLE_RATE", "WINDOW_SECONDS", "audio", "seconds_of"]
 
 DEFAULT_AUDIO_SECONDS = 5.0
 SAMPLE_RATE = 16_000

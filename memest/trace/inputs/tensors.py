@@ -16,6 +16,7 @@ from memest.trace.model.adjust import end_token
 from memest.trace.model.build import BuiltModel
 
 __all__ = [
+    "WORD",
     "BatchPlan",
     "BatchSizes",
     "TensorPlan",

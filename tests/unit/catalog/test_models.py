@@ -112,12 +112,6 @@ class TestLookup:
     def test_what_it_does_not_know(self, name):
         assert lookup(name) is None
 
-    def test_heads_that_a_checkpoint_keeps_apart(self):
-        entry = lookup("google/flan-t5-base")
-
-        assert entry.parameters + entry.separate_head_parameters == 247_577_856
-        assert lookup("t5-base").separate_head_parameters == 0
-
     def test_configurations_are_fresh(self):
         lookup("gpt2").config()["n_layer"] = 0
 

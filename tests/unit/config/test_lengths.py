@@ -86,8 +86,6 @@ def every_batch(lengths, batch):
 def test_chances_are_those_of_counting_all_batches(samples, batch, tokens, multiple, steps):
     batching = Batching(lengths=Lengths.of(samples), multiple_of=multiple)
     rows = every_batch(batching.lengths, min(batch, len(samples)))
-    short = [max(r) for r in rows if batching.padded_length(max(r)) <= tokens]
-    assert batching.chance_of_one(batch, tokens) == pytest.approx(len(short) / len(rows))
     mean = sum(batching.padded_length(max(r)) for r in rows) / len(rows)
     assert batching.mean_padded_length(batch) == pytest.approx(mean)
     first = every_batch(batching.lengths, min(batch * steps, len(samples)))
