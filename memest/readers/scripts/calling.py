@@ -122,6 +122,8 @@ class Calls(Expressions):
         self._conditions: list[ast.expr] = []
         self._divisors: list[Value] = []
         self._loops: list[int] = []
+        self._loaders: list[Call] = []
+        self._hands_on = False
         self._owners: list[str] = []
         self._active: list[Function] = []
         self._returns: list[list[Value]] = []
@@ -198,6 +200,7 @@ class Calls(Expressions):
         """What a call returns; one of a library is written down."""
         arguments, keywords = self._arguments(node, names)
         if isinstance(node.func, ast.Attribute):
+            self._note_start(node, names, arguments, keywords)
             base = self.value_of(node.func.value, names)
             if not isinstance(base.data, Symbol):
                 self._note_part(node, base, names, arguments)
@@ -343,6 +346,21 @@ class Calls(Expressions):
         return (
             self.unknown(node) if isinstance(data, Unknown) and name != "prepare" else Value(call)
         )
+
+    def _note_start(
+        self, node: ast.Call, names: Names, arguments: list[Value], keywords: dict[str, Value]
+    ) -> None:
+        """``super().__init__(...)`` in a class of the script: what the library's class is given."""
+        function = self._active[-1].node if self._active else None
+        if as_text(node.func) != "super().__init__" or not isinstance(function, ast.FunctionDef):
+            return
+        own = function.args.args[0].arg if function.args.args else ""
+        made = names.find(own)
+        if made is None or not isinstance(made.data, Call):
+            return
+        if not any(isinstance(each, ast.Starred) for each in node.args):
+            made.data.arguments = tuple(arguments)
+        made.data.keywords.update(keywords)
 
     def _note_setattr(self, name: str, node: ast.Call, arguments: list[Value]) -> None:
         if name != "setattr" or len(arguments) != 3:
@@ -521,6 +539,9 @@ class Calls(Expressions):
             conditional=bool(self._conditions),
             every=self._divisors[-1] if self._divisors else None,
             loops=tuple(self._loops),
+            loaders=tuple(self._loaders),
+            inside=tuple(self._active),
+            handed=self._hands_on,
             without_grad=self._without_grad > 0,
             owner=self._owners[-1] if self._owners else "",
         )

@@ -16,6 +16,7 @@ __all__ = [
     "ADAPTERS",
     "SCRIPT_LOOPS",
     "TRAINERS",
+    "arguments_of",
     "is_load",
     "is_optimizer",
     "optimizer_name",
@@ -162,6 +163,12 @@ def task_of(kind: str) -> str | None:
     if kind.endswith(_OWN_HEADS):
         return ""
     return "base" if kind.endswith("Model") else None
+
+
+def arguments_of(trainer: Call) -> Value | None:
+    """The configuration of a trainer: its second argument, or behind a reference or rewards."""
+    place = 2 if TRAINERS.get(trainer.name) in ("dpo", "kto", "grpo", "rloo") else 1
+    return trainer.argument(place, "args", "config")
 
 
 def is_optimizer(call: Call) -> bool:

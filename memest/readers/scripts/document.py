@@ -105,7 +105,8 @@ class CallDocument:
         if isinstance(data, Mapping) and is_unknown(data):
             for name, part in data.items():
                 if is_unknown(part):
-                    self.miss_unknown(f"{key}.{name}", part, value.line or call.line)
+                    why = part if isinstance(part, Unknown) else Unknown("not all of it is literal")
+                    self.miss_unknown(f"{key}.{name}", why, value.line or call.line)
             data = {name: part for name, part in data.items() if not is_unknown(part)}
         if is_unknown(data):
             part = data if isinstance(data, Unknown) else Unknown("a list that is not all literal")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping
+from sys import intern
 from typing import Any
 
 from memest.errors import ConfigError
@@ -49,6 +50,11 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.In: lambda a, b: a in b,
     ast.NotIn: lambda a, b: a not in b,
 }
+_DATA_SETS = frozenset(
+    """load_dataset load_from_disk DatasetDict map filter shuffle select train_test_split
+    with_transform with_format remove_columns rename_column cast_column""".split()
+)
+"""Functions and methods that make data sets of several parts, ``tokenized["train"]``."""
 _BUILTINS: dict[str, Callable[..., Any]] = {
     "int": int,
     "float": float,
@@ -221,6 +227,8 @@ class Expressions:
         of, by = base.data, key.data
         if isinstance(of, dict) and isinstance(by, (str, int)) and str(by) in of:
             return base.with_data(of[str(by)]).beside(key)
+        if isinstance(of, Call) and of.name in _DATA_SETS:
+            return base  # a part of it, as long as the others
         if isinstance(of, Symbol) and of.name == "__dict__" and isinstance(by, str):
             return Value(Symbol(f"{of.path.removesuffix('.__dict__')}.{by}")).beside(key)
         if isinstance(of, (list, str)) and isinstance(by, int) and -len(of) <= by < len(of):
@@ -335,6 +343,9 @@ class Expressions:
         pair = (left.data, right.data)
         if more or compare is None or any(is_unknown(each) for each in pair):
             return self.unknown(node)
+        if all(isinstance(each, Symbol) and each.library == "torch" for each in pair):
+            # dtypes and devices are one of each name
+            pair = (intern(left.data.path), intern(right.data.path))
         if any(isinstance(each, (Symbol, Function, Namespace)) for each in pair):
             return self.unknown(node)
         if any(isinstance(each, Call) and not each.is_instance for each in pair):

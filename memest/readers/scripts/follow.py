@@ -23,6 +23,10 @@ __all__ = ["Follower", "follow"]
 class Follower(Calls):
     """Follows a script from its first statement to its last."""
 
+    def hand_on(self) -> None:
+        """What is followed from here on is called by whoever it was handed to."""
+        self._hands_on = True
+
     def follow(self, statements: Sequence[ast.stmt], names: Names) -> bool:
         """Follow statements; True where one of them leaves the function for certain."""
         for statement in statements:
@@ -49,6 +53,19 @@ class Follower(Calls):
         value = self.value_of(node.value, names)
         for target in node.targets:
             self._assign(target, value, names)
+            self._note_labels(target, node.value, names)
+
+    def _note_labels(self, target: ast.expr, node: ast.expr, names: Names) -> None:
+        """``inputs["labels"] = labels["input_ids"]``: what was made of the targets' texts."""
+        key = target.slice if isinstance(target, ast.Subscript) else None
+        if not isinstance(target, ast.Subscript) or not isinstance(key, ast.Constant):
+            return
+        if key.value in ("labels", "decoder_input_ids", "target_ids"):
+            base = self.value_of(target.value, names).data
+            for each in ast.walk(node):
+                made = names.find(each.id) if isinstance(each, ast.Name) else None
+                if made is not None and isinstance(made.data, Call) and made.data is not base:
+                    made.data.keywords.setdefault("text_target", Value(True))
 
     def _do_annassign(self, node: ast.AnnAssign, names: Names) -> None:
         if node.value is not None:
@@ -207,11 +224,23 @@ class Follower(Calls):
         return self.unknown(test, f"{name} depends on: {as_text(test)}")
 
     def _do_for(self, node: ast.For | ast.AsyncFor, names: Names) -> None:
-        over_weights = is_over_weights(self.value_of(node.iter, names))
+        iterated = self.value_of(node.iter, names)
+        over_weights = is_over_weights(iterated)
         self._forget(node.target, names)
         self._loops_over_weights += over_weights
+        loaders = self._loaders
+        self._loaders = [*loaders, *self._loaders_in(node.iter, iterated, names)]
         self._loop(node, names)
+        self._loaders = loaders
         self._loops_over_weights -= over_weights
+
+    def _loaders_in(self, node: ast.expr, iterated: Value, names: Names) -> list[Call]:
+        """The loaders that a loop goes over, ``enumerate(tqdm(loader))`` among them."""
+        inner = (each for each in ast.walk(node) if isinstance(each, (ast.Name, ast.Attribute)))
+        roots = [
+            root_of(each.data) for each in (iterated, *(self.value_of(e, names) for e in inner))
+        ]
+        return [each for each in roots if isinstance(each, Call) and each.name == "DataLoader"][:1]
 
     _do_asyncfor = _do_for
 
@@ -319,6 +348,7 @@ def follow(source: Source, line: CommandLine) -> Follower:
             for each in ast.walk(statement)
             if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)
         }
+        follower.hand_on()
         for function in list(follower.functions):
             # handed to somebody who calls them: what they are given is not known
             name = getattr(function.node, "name", "")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memest.errors import ConfigError
-from memest.readers.scripts.calling import root_of
+from memest.readers.scripts.calling import WRAPPERS, root_of
 from memest.readers.scripts.calls import SCRIPT_LOOPS, TRAINERS, is_load, is_optimizer
 from memest.readers.scripts.follow import Follower
 from memest.readers.scripts.source import Source
@@ -88,7 +88,7 @@ class Found:
         """The call that makes what the trainer would make itself: its reference model."""
         if self.trainer is None or TRAINERS.get(self.trainer.name) not in ("dpo", "kto"):
             return None
-        given, load = self.trainer.keywords.get("ref_model"), self.load
+        given, load = self.trainer.argument(1, "ref_model"), self.load
         root = None if given is None else root_of(given.data)
         if self.adapts or load is None or not isinstance(root, Call) or root not in self.loads:
             return None
@@ -133,6 +133,17 @@ class Found:
             same = any(of is root or given is root for root in roots)
             if same or (of is None and given is None) or self._is_only(of) or self._is_only(given):
                 yield call
+
+    def compiles(self, call: Call) -> bool:
+        """Whether ``torch.compile`` is made of what trains, and its result is what trains."""
+        of = root_of(call.arguments[0].data)
+        if not (of in (root_of(self.model), self.load) or self._is_only(of)):
+            return False
+        data = self.model
+        while self.trainer is not None and isinstance(data, Call) and data is not call:
+            inner = data.argument(0, "model", "module") if data.name in WRAPPERS else None
+            data = None if inner is None else inner.data
+        return self.trainer is None or data is call or isinstance(self.model, Unknown)
 
     def _is_only(self, data: Any) -> bool:
         """Whether something may stand for the only model that there is."""

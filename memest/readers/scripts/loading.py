@@ -244,7 +244,7 @@ def _change(document: CallDocument, found: Found) -> None:
             document.put("use_cache", call.arguments[0], call)
         elif call.path in ("=config.gradient_checkpointing", "=gradient_checkpointing"):
             document.put("gradient_checkpointing", call.arguments[0], call)
-        elif call.path == "torch.compile" and first is not None:
+        elif call.path == "torch.compile" and first is not None and found.compiles(call):
             document.put("torch_compile", Value(True), call)
             for name in ("mode", "backend"):
                 if (value := call.keywords.get(name)) is not None:

@@ -90,7 +90,7 @@ def _accelerator(document: CallDocument, found: Found) -> None:
 
 
 def _batch(document: CallDocument, found: Found, loader: Call | Unknown | None) -> None:
-    """The batch of the loader that trains: the one that shuffles, else the first.
+    """The batch of the loader that trains.
 
     Args:
         document: it is put into.
@@ -108,7 +108,10 @@ def _batch(document: CallDocument, found: Found, loader: Call | Unknown | None) 
         or "batch_sampler" in call.keywords
         or (call.keywords.get("shuffle") or Value(None)).data is True
     ]
-    training = shuffling if loader is None else [loader]
+    # what the loop around the backward goes over; if that cannot be told, what shuffles
+    steps = [call.loaders[-1:] for call in found.named("backward", "step") if call.loaders]
+    training = [*steps[0]] if steps else shuffling
+    training = training if loader is None else [loader]
     for call in (training or loaders)[:1]:
         value = call.argument(1, "batch_size")
         if "batch_sampler" in call.keywords:

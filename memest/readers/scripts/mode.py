@@ -35,7 +35,7 @@ def left_in_eval(found: Found, module: Call | None, *, recomputes: bool) -> Iter
 
 def _trains(found: Found, load: Call, module: Call | None) -> bool:
     """Whether the model is in training mode when it trains."""
-    roots = [load] if module is None else [load, module]
+    roots = [each for each in (load, module or found.wrapper) if each is not None]
     calls = [
         call
         for call in found.named("train", "eval")

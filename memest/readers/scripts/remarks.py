@@ -5,7 +5,7 @@ from __future__ import annotations
 from memest.readers.mapping import DocumentKeys
 from memest.readers.scripts.beside_model import read_beside
 from memest.readers.scripts.calling import root_of
-from memest.readers.scripts.calls import SCRIPT_LOOPS
+from memest.readers.scripts.calls import SCRIPT_LOOPS, arguments_of
 from memest.readers.scripts.changes import read_changes
 from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.found import Found
@@ -97,8 +97,19 @@ def _other_models(document: CallDocument, found: Found) -> None:
     for trainer in found.other_trainers:
         if trainer in early_trainers:
             document.miss(trainer.line, trainer.name, "another training in the same script")
+        elif not _same_arguments(trainer, found.trainer):
+            why = "a further training behind the first, which is what is priced"
+            document.miss(trainer.line, trainer.name, why)
         else:
-            document.ignore(trainer.line, trainer.name, _BEHIND)
+            document.ignore(trainer.line, trainer.name, f"{_BEHIND}; it has the same arguments")
+
+
+def _same_arguments(one: Call, other: Call | None) -> bool:
+    """Whether two trainers have one configuration, and the same model."""
+    pairs = zip(
+        *[(arguments_of(t), t.argument(0, "model")) for t in (one, other) if t], strict=True
+    )
+    return all(a is not None and b is not None and a.data == b.data for a, b in pairs)
 
 
 def _others(document: CallDocument, found: Found) -> None:

@@ -40,6 +40,8 @@ _NO_TEXT = frozenset(
     """image-classification image-segmentation masked-image-modeling audio-classification
     ctc""".split()
 )
+_OF_SOUND = ("audio-classification", "ctc")
+_SECONDS = "nothing names it: 5 s are taken; --audio-seconds says it"
 _SPEECH = ("Whisper", "Speech2Text", "SpeechEncoderDecoder", "AutoModelForSpeechSeq2Seq")
 _LABELS = "nothing names it: memest's own is taken; --target-len says it"
 _SMALL_OUTPUTS = frozenset(
@@ -89,7 +91,8 @@ class Script:
                 for part in parts
                 for remark in self._of_task(part.not_modelled, str(_value(last, "task")), last)
             )
-            + self._of_mode(last),
+            + self._of_mode(last)
+            + self._of_devices(),
             samples_per_step=parts[0].samples_per_step,
         )
 
@@ -104,6 +107,16 @@ class Script:
         place = self.found.source.place
         return tuple(Remark(f"{place(each.line)} {each.what}", each.why) for each in extras)
 
+    def _of_devices(self) -> tuple[Remark, ...]:
+        """Several GPUs that the script shows to one process, whose trainer takes them all."""
+        alone = self.line.words is None or self.line.environment is not None
+        for call in self.found.calls if alone and self.found.trainer is not None else ():
+            given = [each.data for each in call.arguments] if call.path == "os.environ[]" else []
+            if given[:1] == ["CUDA_VISIBLE_DEVICES"] and "," in str(given[1]):
+                why = "several GPUs and one process are DataParallel: priced is one GPU"
+                return (Remark(f"{self.found.source.place(call.line)} {given[0]}", why),)
+        return ()
+
     def _of_task(
         self, remarks: Iterable[Remark], task: str, values: Mapping[str, ReadValue]
     ) -> Iterator[Remark]:
@@ -117,6 +130,9 @@ class Script:
                 if kind.startswith(_SPEECH) or task == "speech-seq2seq":
                     if "target_len" not in values:
                         yield Remark(remark.key.replace("samples", "labels"), _LABELS)
+                elif task in _OF_SOUND:
+                    if "audio_seconds" not in values:
+                        yield Remark(remark.key, _SECONDS)
                 elif task not in _NO_TEXT:
                     # a script makes samples of one length, and this is not it for certain
                     yield Remark(remark.key, str(remark.why))

@@ -119,6 +119,9 @@ class Call:
         conditional: it stands under a condition that cannot be told.
         every: N of such a condition ``if step % N == 0``.
         loops: the loops around it, from the outside in.
+        loaders: what these loops take their batches from.
+        inside: the functions of the script in whose bodies it stands, from the outside in.
+        handed: it is in a function that is handed on, to whoever calls it.
         without_grad: it stands under ``torch.no_grad()``, or what is as good.
         owner: the class of the script that it stands in.
         subclass: the class of the script that stands for the library's.
@@ -135,6 +138,9 @@ class Call:
     conditional: bool = False
     every: Value | None = None
     loops: tuple[int, ...] = ()
+    loaders: tuple[Call, ...] = ()
+    inside: tuple[Function, ...] = ()
+    handed: bool = False
     without_grad: bool = False
     owner: str = ""
     subclass: str = ""

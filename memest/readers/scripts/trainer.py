@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from memest.readers.scripts.calls import TRAINERS, optimizer_name, updated_part
+from memest.readers.scripts.calls import TRAINERS, arguments_of, optimizer_name, updated_part
 from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.found import Found
 from memest.readers.scripts.lengths import put_lengths
 from memest.readers.scripts.loading import is_old_trl
-from memest.readers.scripts.things import Call, Unknown, Value
+from memest.readers.scripts.things import Call, Function, Unknown, Value
 from memest.readers.scripts.unsloth import CONFIG_DEFAULTS, is_unsloth
 from memest.readers.training_arguments import read_training_arguments
 from memest.readers.trl import read_trl
@@ -40,16 +40,25 @@ def read_trainer(found: Found) -> tuple[DocumentReading, set[str]]:
     assert trainer is not None
     method = TRAINERS[trainer.name]
     document = CallDocument(found.source, "TRL" if method else "transformers")
-    config = trainer.argument(1, "args", "config")
+    config = arguments_of(trainer)
     _configure(document, config, trainer)
     for key in sorted(_OF_TRAINER & set(trainer.keywords)):
         document.put(key, trainer.keywords[key], trainer)
     _own_parts(document, trainer)
+    for key in ("use_cpu", "no_cuda"):
+        if document.get(key) is True:
+            document.miss(trainer.line, key, Saving("it trains on the CPU: a GPU's run is priced"))
     unsloth = found.load is not None and is_unsloth(found.load)
     if method:
         _defaults(document, found, config, unsloth=unsloth)
     if not method or not any(key in document for key in ("max_length", "max_seq_length")):
         put_lengths(document, found)
+    collator = trainer.keywords.get("data_collator")
+    if method == "sft" and collator is not None and isinstance(collator.data, Function):
+        why = (
+            "the script's own collator makes samples, and TRL does not cut them; --seq-len says it"
+        )
+        document.miss(collator.line or trainer.line, "length of samples", why)
     keys = document.keys()
     if not method:
         read_training_arguments(keys)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from memest.catalog.mirrors import is_dynamic_copy, original_of_copy
 from memest.catalog.models import lookup
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
+from memest.readers.scripts.calls import TRAINERS, arguments_of
 from memest.readers.scripts.document import MODEL_KEY, CallDocument
 from memest.readers.scripts.found import Found
 from memest.readers.scripts.things import Call, Value
@@ -151,6 +152,10 @@ def _name(document: CallDocument, load: Call, four: bool) -> None:
 
 def _length(document: CallDocument, found: Found) -> None:
     """The shorter of the model's and the trainer's length; 2048 where neither is named."""
+    if found.trainer is not None and not TRAINERS[found.trainer.name]:
+        # transformers' own trainer cuts nothing: as long as the model may be, samples need not be
+        document.take("max_seq_length")
+        return
     document.say_default("max_seq_length", 2048, "default of Unsloth")
     own = document.get("max_seq_length")
     config = _config(found)
@@ -163,7 +168,7 @@ def _length(document: CallDocument, found: Found) -> None:
 
 def _config(found: Found) -> Call | None:
     """The trainer's arguments, where they are made in the script."""
-    value = found.trainer.argument(1, "args") if found.trainer is not None else None
+    value = arguments_of(found.trainer) if found.trainer is not None else None
     return value.data if value is not None and isinstance(value.data, Call) else None
 
 
