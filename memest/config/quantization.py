@@ -17,7 +17,14 @@ from memest.config.option import option
 from memest.errors import ConfigError, hint, not_legal
 from memest.files.texts import read_mapping
 
-__all__ = ["METHODS", "Format", "Quantization", "own_quantization", "read_quantization"]
+__all__ = [
+    "METHODS",
+    "Format",
+    "Quantization",
+    "is_key_of_bases",
+    "own_quantization",
+    "read_quantization",
+]
 
 
 class Format(enum.StrEnum):
@@ -176,6 +183,11 @@ _IRRELEVANT_KEYS = frozenset(
     """quant_method _load_in_4bit _load_in_8bit llm_int8_enable_fp32_cpu_offload
     llm_int8_has_fp16_weight modules_to_not_convert""".split()
 )
+
+
+def is_key_of_bases(name: str) -> bool:
+    """Whether ``BitsAndBytesConfig`` takes an argument of this name; it warns of any other."""
+    return name in (*_SPELLINGS, *_IRRELEVANT_KEYS, "load_in_4bit", "load_in_8bit")
 
 
 def read_quantization(source: Any, *, option: str = "--quantization-config") -> Quantization | None:

@@ -14,7 +14,7 @@ from memest.readers.scripts.command_line import (
     add_argument,
     parsed_dataclasses,
 )
-from memest.readers.scripts.expressions import Expressions, Names, as_text
+from memest.readers.scripts.expressions import DATA_SETS, Expressions, Names, as_text
 from memest.readers.scripts.plain_data import plain_method
 from memest.readers.scripts.source import Source
 from memest.readers.scripts.things import (
@@ -341,11 +341,10 @@ class Calls(Expressions):
             parsed = self._of_parser(data, call)
             if parsed is not None:
                 return parsed
-        if name in _SAME and isinstance(data, Call):
+        if name in (*_SAME, *_SETTERS) and isinstance(data, Call):
             return base
-        return (
-            self.unknown(node) if isinstance(data, Unknown) and name != "prepare" else Value(call)
-        )
+        is_lost = isinstance(data, Unknown) and name != "prepare" and name not in DATA_SETS
+        return self.unknown(node) if is_lost else Value(call)
 
     def _note_start(
         self, node: ast.Call, names: Names, arguments: list[Value], keywords: dict[str, Value]
@@ -473,9 +472,11 @@ class Calls(Expressions):
             names.own[function.node.args.kwarg.arg] = Value(
                 {name: v.data for name, v in keywords.items() if name not in parameters}
             )
-        if isinstance(function.node, ast.Lambda):
-            return self.value_of(function.node.body, names)
         self._active.append(function)
+        if isinstance(function.node, ast.Lambda):
+            value = self.value_of(function.node.body, names)
+            self._active.pop()
+            return value
         self._returns.append([])
         self._owners.append(function.owner or (self._owners[-1] if self._owners else ""))
         # a condition around the call is the call's; inside, returns are certain again

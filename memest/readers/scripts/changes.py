@@ -39,7 +39,7 @@ _FUNCTIONS = WRAPPERS | frozenset(
     DataLoader named_parameters find_all_linear_names get_parameter_names get_decay_parameter_names
     infer_auto_device_map dispatch_model no_grad autocast info debug warning log exp join device
     from_pretrained Accelerator extract_model_from_parallel accumulate clone_chat_template
-    set_seed""".split()
+    set_seed resolve_data_config resolve_model_data_config""".split()
 )
 """Functions that may be given a model, and are known."""
 _HARMLESS = re.compile(r"_*(print|log|save|count|show|evaluate|test|get_num|num_)")
@@ -157,7 +157,7 @@ def _is_known(call: Call) -> bool:
         name in _FUNCTIONS
         or name in TRAINERS
         or name.endswith(("Trainer", "Callback", "Scheduler", "LR"))
-        or name.startswith("DataCollator")
+        or "DataCollator" in name
         or bool(_HARMLESS.match(name))
         or call.path in ("()", "torch.compile")
         or call.library in SCRIPT_LOOPS

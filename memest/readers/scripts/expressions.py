@@ -20,7 +20,7 @@ from memest.readers.scripts.things import (
     is_unknown,
 )
 
-__all__ = ["Expressions", "Names", "as_text", "path_of", "truth_of"]
+__all__ = ["DATA_SETS", "Expressions", "Names", "as_text", "path_of", "truth_of"]
 
 _MAX_DEPTH = 60
 _MAX_TEXT = 10_000
@@ -50,7 +50,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.In: lambda a, b: a in b,
     ast.NotIn: lambda a, b: a not in b,
 }
-_DATA_SETS = frozenset(
+DATA_SETS = frozenset(
     """load_dataset load_from_disk DatasetDict map filter shuffle select train_test_split
     with_transform with_format remove_columns rename_column cast_column""".split()
 )
@@ -227,7 +227,7 @@ class Expressions:
         of, by = base.data, key.data
         if isinstance(of, dict) and isinstance(by, (str, int)) and str(by) in of:
             return base.with_data(of[str(by)]).beside(key)
-        if isinstance(of, Call) and of.name in _DATA_SETS:
+        if isinstance(of, Call) and of.name in DATA_SETS:
             return base  # a part of it, as long as the others
         if isinstance(of, Symbol) and of.name == "__dict__" and isinstance(by, str):
             return Value(Symbol(f"{of.path.removesuffix('.__dict__')}.{by}")).beside(key)

@@ -143,6 +143,13 @@ class Follower(Calls):
                 names.own.pop(target.id, None)
                 continue
             if isinstance(target, ast.Subscript):
+                if as_text(target.value) == "globals()" and isinstance(target.slice, ast.Constant):
+                    model = root_of(
+                        self.value_of(ast.Name(str(target.slice.value)), self.names).data
+                    )
+                    if isinstance(model, Call):
+                        model.deleted = True  # under a condition that it is there
+                    continue
                 of, key = self.value_of(target.value, names), self.value_of(target.slice, names)
                 if isinstance(of.data, dict) and isinstance(key.data, str):
                     if self._conditions:

@@ -69,13 +69,9 @@ def _functions_of(found: Found) -> set[Function]:
         names = ("train_dataset", "data_collator")
         values = [found.trainer.keywords.get(name) for name in names]
     else:
-        loops = [call.loaders[-1] for call in found.named("backward") if call.loaders]
-        names = ("dataset", "collate_fn")
-        values = (
-            [loops[0].argument(at, name) for at, name in zip((0, -1), names, strict=False)]
-            if loops
-            else []
-        )
+        loaders = [call.loaders[-1] for call in found.named("backward") if call.loaders][:1]
+        pairs = ((0, "dataset"), (-1, "collate_fn"))
+        values = [each.argument(at, name) for each in loaders for at, name in pairs]
     functions: set[Function] = set()
     queue = [value.data for value in values if value is not None]
     for _ in range(_MOST_STEPS):

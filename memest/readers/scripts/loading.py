@@ -6,6 +6,7 @@ import json
 from urllib.parse import quote
 
 from memest.config.quantization import METHODS as PACKED
+from memest.config.quantization import is_key_of_bases
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
 from memest.readers.scripts.calling import root_of
 from memest.readers.scripts.calls import ADAPTERS, TRAINERS, task_of
@@ -63,6 +64,9 @@ _TABLE = KeyTable(
 """Arguments of ``from_pretrained`` and of a config's."""
 
 
+_OF_IMAGES = ("image-classification", "image-segmentation", "masked-image-modeling")
+
+
 def read_loading(found: Found) -> tuple[DocumentReading, set[str]]:
     """The model that trains, with the arguments that it is loaded with.
 
@@ -82,6 +86,8 @@ def read_loading(found: Found) -> tuple[DocumentReading, set[str]]:
         put_image_size(document, load, found.calls)
     elif load is not None:
         task = _load(document, load)
+        if task in _OF_IMAGES:
+            put_image_size(document, load, found.calls)
     elif isinstance(found.model, str) and found.model:
         assert found.trainer is not None
         document.put(MODEL_KEY, Value(found.model), found.trainer)
@@ -201,6 +207,10 @@ def _quantization(document: CallDocument, config: Call) -> None:
         values["quant_method"] = Value(method)
     if config.name == "BitsAndBytesConfig" or method in PACKED:
         data = {name: value.data for name, value in values.items() if name != "**"}
+        for name in [each for each in data if config.name == "BitsAndBytesConfig"]:
+            if not is_key_of_bases(name):
+                del data[name]
+                document.ignore(config.line, name, "BitsAndBytesConfig does not know it, and warns")
         parts = Value(data).beside(*values.values())
         document.put("quantization_config", parts, config)
     else:

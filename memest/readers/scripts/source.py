@@ -27,6 +27,7 @@ MAX_NOTEBOOK_BYTES = 20 << 20
 _PYTHON_CELLS = ("%%time", "%%timeit", "%%capture", "%%prun", "%%python3")
 """Magics of a cell that is Python all the same."""
 _MAX_MAGICS = 100
+_TIMED = re.compile(r"(\s*)%(?:time|timeit|prun)\s+(?:-\w+\s+(?:\d+\s+)?)*(.+)")
 _MAGIC = re.compile(r"\s*(%|!|\?|[\w.]+\?+\s*$|[\w, ]+=\s*(!|%\w))")
 
 
@@ -140,8 +141,15 @@ def _parse_cell(text: str, label: str, first_line: int) -> list[ast.stmt]:
 
 
 def _take_out(lines: list[str], place: int) -> None:
-    """An empty statement in the place of a line of IPython's, nothing in that of what goes on."""
+    """An empty statement in the place of a line of IPython's, nothing in that of what goes on.
+
+    What a line times or profiles is run, and stays.
+    """
     line = lines[place]
+    timed = _TIMED.match(line)
+    if timed:
+        lines[place] = f"{timed[1]}{timed[2]}"
+        return
     lines[place] = line[: len(line) - len(line.lstrip())] + "pass"
     while line.endswith("\\") and place + 1 < len(lines):
         place += 1

@@ -58,7 +58,7 @@ def read_trainer(found: Found) -> tuple[DocumentReading, set[str]]:
         why = (
             "the script's own collator makes samples, and TRL does not cut them; --seq-len says it"
         )
-        document.miss(collator.line or trainer.line, "length of samples", why)
+        document.miss(collator.line or trainer.line, "data_collator", why)
     keys = document.keys()
     if not method:
         read_training_arguments(keys)

@@ -6,6 +6,7 @@ entropy.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from memest.readers.scripts.document import MODEL_KEY, CallDocument
@@ -28,6 +29,8 @@ _SIZED = ("RandomResizedCrop", "RandomCrop", "CenterCrop", "Resize")
 """Transforms that make images of a size."""
 _OWN_SIZE = ("create_transform", "resolve_data_config", "resolve_model_data_config", "transforms")
 """Functions that make transforms of the model's own size."""
+_PROCESSORS = ("ImageProcessor", "ImageProcessorFast", "FeatureExtractor", "AutoProcessor")
+_OF_MODEL = re.compile(r"(?i)processor|extractor|config|pretrained_cfg|\.(crop_)?size\b")
 _HUB = ("hf-hub:timm/", "hf_hub:timm/", "timm/")
 
 
@@ -80,6 +83,11 @@ def put_image_size(document: CallDocument, load: Call, calls: Sequence[Call]) ->
     """Put down how large images are, where all transforms that train make them of one size."""
     if "image_size" in document or any(call.name in _OWN_SIZE for call in calls):
         return
+    processors = [call for call in calls if call.maker.endswith(_PROCESSORS)]
+    for call in processors:
+        if (size := call.keywords.get("size")) is not None:
+            _put_side(document, size, call)
+            return
     composed = [_composed(call) for call in calls if call.name == "Compose"]
     inside = [step for steps in composed for step in steps]
     loose = [[call] for call in calls if call.name in _SIZED and call not in inside]
@@ -87,13 +95,28 @@ def put_image_size(document: CallDocument, load: Call, calls: Sequence[Call]) ->
     training = [steps for steps in pipelines if any(s.name.startswith("Random") for s in steps)]
     sized = [[step for step in steps if step.name in _SIZED] for steps in training or pipelines]
     last = [steps[-1] for steps in sized if steps]  # what comes last decides
-    sides = {_side(call.argument(0, "size", "height")) for call in last}
-    side = sides.pop() if len(sides) == 1 else 0
-    if side:
-        document.put("image_size", Value(side), Call(last[0].path, last[0].line))
+    sizes = [call.argument(0, "size", "height") for call in last]
+    if processors and (not last or any(_is_of_processor(size) for size in sizes)):
+        return  # of the model's own size, which its processor makes
+    if not last and not is_vision_load(load):
+        return
+    resized = any(call.path == "()" and call.receiver in processors for call in calls)
+    first = last[0] if len({_side(size) for size in sizes}) == 1 and not resized else load
+    _put_side(document, sizes[0] if first is not load else None, first)
+
+
+def _put_side(document: CallDocument, size: Value | None, call: Call) -> None:
+    if side := _side(size):
+        document.put("image_size", Value(side), Call(call.path, call.line))
     else:
         why = "nothing that can be told names one: the model's own is taken; --image-size says it"
-        document.miss(load.line, "size of images", why)
+        document.miss(call.line, "size of images", why)
+
+
+def _is_of_processor(size: Value | None) -> bool:
+    """Whether a size is what a processor or a model says: ``processor.size["height"]``."""
+    why = size.data.why if size is not None and isinstance(size.data, Unknown) else ""
+    return bool(_OF_MODEL.search(why))
 
 
 def _composed(call: Call) -> list[Call]:
@@ -106,6 +129,8 @@ def _composed(call: Call) -> list[Call]:
 def _side(size: Value | None) -> int:
     """The side of a square; 0 for what is none, or cannot be told."""
     data = None if size is None else size.data
+    if isinstance(data, dict):
+        data = list(data.values())
     if isinstance(data, list) and data and all(each == data[0] for each in data):
         data = data[0]
     return data if isinstance(data, int) and not isinstance(data, bool) else 0
