@@ -99,7 +99,7 @@ def plan_batch(built_model: BuiltModel, setup: Setup) -> BatchPlan:
         plans = tuple(_cast(plan, built_model.dtype) for plan in plans)
         name = str(built_model.dtype).removeprefix("torch.")
         notes.append(f"the model takes its input in the dtype of its weights: it is cast to {name}")
-    note = loss_note(built_model)
+    note = loss_note(built_model, {plan.name for plan in plans})
     return plans, sizes, [*notes, note] if note else notes
 
 
@@ -136,7 +136,10 @@ def _plan(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) 
     if "pixel_values" in parameters and "input_ids" not in parameters:
         return image(built_model, setup, parameters)
     if "input_ids" in parameters:
-        return text(built_model, setup, parameters)
+        plans, sizes, notes = text(built_model, setup, parameters)
+        media = [name for name in (*_SOUND, "pixel_values") if name in parameters]
+        left_out = f"{', '.join(media)} of {type(built_model.model).__name__}: not fed, the step "
+        return plans, sizes, [*notes, *([f"{left_out}of text alone is priced"] if media else [])]
     raise ConfigError(
         f"The inputs of {type(built_model.model).__name__} ({', '.join(parameters)}) are not "
         "modelled. Let the factory return (module, inputs), or give example inputs from Python: "

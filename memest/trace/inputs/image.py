@@ -20,7 +20,7 @@ from memest.trace.inputs.tensors import (
 )
 from memest.trace.model.build import BuiltModel
 
-__all__ = ["image", "image_size_of"]
+__all__ = ["image", "image_size_of", "side_of"]
 
 _DEFAULT = 224
 _DEFAULT_SEGMENTATION = 512
@@ -36,7 +36,7 @@ def image_size_of(config: Any, setup: Setup, default: int = _DEFAULT) -> tuple[i
     own = getattr(config, "image_size", None) or getattr(vision, "image_size", None)
     own = max(own) if isinstance(own, (list, tuple)) else own
     if setup.image_size is not None:
-        patch = _side(getattr(config, "patch_size", None) or getattr(vision, "patch_size", None))
+        patch = side_of(getattr(config, "patch_size", None) or getattr(vision, "patch_size", None))
         if patch and setup.image_size < patch:
             raise ConfigError(
                 f"--image-size {setup.image_size} is smaller than one patch of this model. Use "
@@ -49,7 +49,8 @@ def image_size_of(config: Any, setup: Setup, default: int = _DEFAULT) -> tuple[i
     return default, [f"image size {size} (the config names none; --image-size sets it)"]
 
 
-def _side(value: Any) -> int | None:
+def side_of(value: Any) -> int | None:
+    """The side of a square that a configuration writes as a number or a pair; None for others."""
     value = max(value) if isinstance(value, (list, tuple)) and value else value
     return value if isinstance(value, int) else None
 
@@ -79,7 +80,7 @@ def image(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) 
             plans.append(class_labels(built_model, batch))
         else:
             plans.append(labels((batch,)))
-    patch = _side(getattr(config, "patch_size", None))
+    patch = side_of(getattr(config, "patch_size", None))
     if built_model.task is Task.MASKED_IMAGE_MODELING and "bool_masked_pos" in parameters and patch:
         patches = (size // patch) ** 2
         plans.append(TensorPlan("bool_masked_pos", (batch, patches), torch.bool, fill=1))

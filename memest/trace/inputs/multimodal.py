@@ -17,7 +17,7 @@ from memest.config.positions import max_positions
 from memest.config.setup import Setup
 from memest.errors import ConfigError
 from memest.trace.inputs.audio import FRAME_RATE, WINDOW_SECONDS, seconds_of
-from memest.trace.inputs.image import image_size_of
+from memest.trace.inputs.image import image_size_of, side_of
 from memest.trace.inputs.tensors import (
     WORD,
     BatchPlan,
@@ -167,8 +167,8 @@ def _fixed_grid(built_model: BuiltModel, setup: Setup) -> Media:
     """One square image at the vision tower's size (LLaVA, PaliGemma, Gemma 3, BLIP-2 …)."""
     config = built_model.config
     size, notes = image_size_of(config, setup)
-    # BLIP reads the image by cross-attention: no placeholder
-    tokens = 0 if config.model_type == "blip" else _fixed_tokens(config, size)
+    # BLIP reads the image by cross-attention, GIT puts it before the text itself: no placeholder
+    tokens = 0 if config.model_type in ("blip", "git") else _fixed_tokens(config, size)
     plans = (pixels(setup.batch, 3, size, size),)
     return Media(plans=plans, placeholders=tokens, image_size=size, notes=notes)
 
@@ -178,7 +178,14 @@ def _fixed_tokens(config: Any, size: int) -> int:
         value = getattr(config, name, None)
         if isinstance(value, int) and value:
             return value
-    grid = (size // config.vision_config.patch_size) ** 2
+    patch = side_of(config.vision_config.patch_size)
+    if patch is None:
+        raise ConfigError(
+            f"The inputs of {config.model_type} are not modelled: nothing tells how many tokens of "
+            "the text an image takes. Give example inputs."
+        )
+    # InternVL puts neighbouring patches together
+    grid = int((size // patch) ** 2 * getattr(config, "downsample_ratio", 1.0) ** 2)
     keeps_class_token = getattr(config, "vision_feature_select_strategy", "default") == "full"
     has_class = getattr(config.vision_config, "model_type", "").startswith("clip")
     return grid + 1 if keeps_class_token and has_class else grid
@@ -188,7 +195,7 @@ def _tiles_and_thumbnail(built_model: BuiltModel, setup: Setup) -> Media:
     """LLaVA-NeXT: the image in tiles of the tower's size, and once as a whole."""
     config = built_model.config
     tile = config.vision_config.image_size
-    side = tile // config.vision_config.patch_size
+    side = tile // (side_of(config.vision_config.patch_size) or tile)
     size = setup.image_size or 2 * tile
     height, width = min(
         (tuple(point) for point in config.image_grid_pinpoints),

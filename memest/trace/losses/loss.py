@@ -6,7 +6,7 @@ as every output takes part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -28,13 +28,21 @@ def loss_for(built_model: BuiltModel) -> Callable[[Any, Mapping[str, Any]], torc
     return _own_loss if _has_loss(built_model) else _mean_of_outputs
 
 
-def loss_note(built_model: BuiltModel) -> str | None:
-    """What to tell the user about the loss, None if it is the model's own."""
-    if _has_loss(built_model):
+def loss_note(built_model: BuiltModel, fed: Collection[str]) -> str | None:
+    """What to tell the user about the loss, None if it is the model's own.
+
+    Args:
+        built_model: that is trained.
+        fed: names of what its forward is given.
+    """
+    takes = {*forward_parameters(built_model.model)} & {*_LABELS}
+    name = type(built_model.model).__name__
+    if _has_loss(built_model) and (not takes or takes & {*fed} or name.endswith(_SELF_SUPERVISED)):
         return None
     return (
-        f"{type(built_model.model).__name__} returns no loss: the sum of its outputs' means is "
-        "minimised"
+        f"the loss of {name} is not modelled: the sum of its outputs' means is minimised"
+        if takes
+        else f"{name} returns no loss: the sum of its outputs' means is minimised"
     )
 
 

@@ -137,8 +137,9 @@ def separate_head(model: Any, config: dict[str, Any]) -> list[str]:
     Returns:
         What was changed, in words.
     """
-    parts = [config, config.get("text_config") or {}]
-    if not any(part.get("tie_word_embeddings") is False for part in parts):
+    # what the whole says counts before what its text part says
+    says = {**(config.get("text_config") or {}), **config}.get("tie_word_embeddings")
+    if says is not False:
         return []
     try:
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()

@@ -8,8 +8,10 @@ import torch
 from memest.catalog.resolve import ModelSource
 from memest.config.setup import Setup, Task
 from memest.errors import ConfigError
-from memest.trace.inputs.batch import plan_batch
+from memest.trace.inputs.batch import plan_batch, realise
+from memest.trace.inputs.tensors import forward_parameters
 from memest.trace.losses.loss import loss_for
+from memest.trace.model.adjust import separate_head
 from memest.trace.model.build import build_model
 
 
@@ -294,3 +296,76 @@ def test_a_factory_of_transformers_needs_none(monkeypatch):
     assert built.task == "causal-lm"
     assert plan_batch(built, setup)[1].seq_len == 16
     assert {p.device.type for p in built.model.parameters()} == {"meta"}
+
+
+# -- configurations of several parts ---------------------------------------------------------------
+
+QWEN = {
+    "model_type": "qwen2", "vocab_size": 400, "hidden_size": 32, "intermediate_size": 64,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
+}  # fmt: skip
+INTERNVL = {
+    "model_type": "internvl", "architectures": ["InternVLForConditionalGeneration"],
+    "image_token_id": 399, "downsample_ratio": 0.5, "image_seq_length": 16,
+    "vision_config": {"model_type": "internvl_vision", "hidden_size": 32, "num_hidden_layers": 1,
+                      "num_attention_heads": 2, "intermediate_size": 64, "image_size": [112, 112],
+                      "patch_size": [14, 14]},
+    "text_config": QWEN,
+}  # fmt: skip
+GIT = {
+    "model_type": "git", "architectures": ["GitForCausalLM"], "vocab_size": 400, "hidden_size": 32,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64,
+    "vision_config": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+                      "num_attention_heads": 2, "image_size": 64, "patch_size": 16},
+}  # fmt: skip
+
+
+def stepped(config, **options):
+    """The plan of a model of a configuration, with which a real one runs."""
+    setup = Setup(batch=2, **options)
+    source = ModelSource(kind="file", id="m", config=config, provenance="a test")
+    built = build_model(source, setup)
+    plans, sizes, _ = plan_batch(built, setup)
+    real = type(built.model)(built.model.config)
+    assert real(**realise(plans, "cpu")).loss.isfinite()
+    return {plan.name: plan for plan in plans}, sizes
+
+
+def test_patches_may_be_pairs_and_be_put_together():
+    plans, sizes = stepped(INTERNVL, seq_len=32)
+    ids = plans["input_ids"].value()
+
+    assert sizes.image_size == 112
+    assert int((ids == 399).sum()) == 2 * (112 // 14) ** 2 // 4
+
+
+def test_an_image_before_the_text_takes_none_of_its_tokens():
+    plans, _ = stepped(GIT, seq_len=8)
+
+    assert plans["input_ids"].shape == (2, 8)
+
+
+@pytest.mark.parametrize(
+    ("whole", "part", "shared"),
+    [(True, False, True), (False, True, False), (None, False, False), (None, None, True)],
+)
+def test_the_whole_says_whether_the_head_is_tied_before_its_part_does(whole, part, shared):
+    says = {} if whole is None else {"tie_word_embeddings": whole}
+    inner = {} if part is None else {"tie_word_embeddings": part}
+    config = INTERNVL | says | {"text_config": QWEN | inner}
+    source = ModelSource(kind="file", id="m", config=config, provenance="a test")
+    built = build_model(source, Setup(batch=2))
+    separate_head(built.model, config)
+
+    head, embedding = built.model.get_output_embeddings(), built.model.get_input_embeddings()
+    assert (head.weight is embedding.weight) == shared
+
+
+def test_what_is_not_fed_is_said(small):
+    setup = Setup(batch=2, task=Task.BASE)
+    built = build_model(small("llava-hf/llava-1.5-13b-hf"), setup)
+    parameters = forward_parameters(built.model)
+    _, _, notes = plan_batch(built, setup)
+
+    assert "pixel_values" in parameters
+    assert any("pixel_values" in note and "text alone" in note for note in notes)
