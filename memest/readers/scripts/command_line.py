@@ -20,6 +20,13 @@ PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
 """Parsers whose arguments are the fields of dataclasses."""
 
 
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "ModelConfig": {"dtype": "float32", "attn_implementation": None, "model_revision": "main"},
+    "TrainingArguments": {"model_init_kwargs": None},
+}
+"""What TRL's own scripts ask of the arguments, which a command may leave out (TRL 1.16)."""
+
+
 @dataclass(slots=True)
 class CommandLine:
     """The words behind a script's name; None where it is read without a command.
@@ -138,5 +145,9 @@ def _filled(kind: Any, line: CommandLine, rest: Mapping[str, Value], place: int)
             return Namespace(values)
         return Call(kind.base, place, keywords={**values, **rest}, subclass=kind.name)
     if isinstance(kind, Symbol):
-        return Call(kind.path, place, keywords=dict(rest))
+        made = Call(kind.path, place, keywords=dict(rest))
+        of_models = "ModelConfig" if kind.name == "ModelConfig" else "TrainingArguments"
+        for name, data in _DEFAULTS[of_models].items() if line.words is not None else ():
+            made.attributes.setdefault(name, rest.get(name, Value(data)))
+        return made
     return Unknown("a dataclass that is not read", place)

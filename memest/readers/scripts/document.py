@@ -32,7 +32,7 @@ _SAVING_KEYS = frozenset(
 """Keys without which a run takes no less."""
 _NO_SIZE = frozenset(
     """lora_alpha bias task_type init_lora_weights train_dataset eval_dataset tokenizer
-    processing_class callbacks data_collator lr betas eps random_state token
+    processing_class callbacks data_collator lr betas eps random_state trust_remote_code token
     compute_metrics""".split()
 )
 

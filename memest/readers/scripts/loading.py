@@ -201,6 +201,9 @@ def _cast(document: CallDocument, found: Found) -> None:
 
 def _quantization(document: CallDocument, config: Call) -> None:
     """``BitsAndBytesConfig`` and its relatives as transformers' ``quantization_config``."""
+    if config.path == "trl.get_quantization_config":
+        document.ignore(config.line, config.name, "of the arguments of ModelConfig")
+        return
     values = dict(config.keywords)
     method = config.name.removesuffix("Config").lower()
     if config.name != "BitsAndBytesConfig":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
 import pytest
 
 import memest
@@ -156,3 +159,20 @@ def test_images_are_as_large_as_the_script_makes_them(write, before, size):
 
     assert run.options.get("image_size") == size
     assert "images" not in " ".join(run.setup.unpriced)
+
+
+@pytest.mark.parametrize("words", ["", " --use_peft --lora_r 32"])
+def test_trl_s_own_script_is_what_its_command_says(tmp_path, monkeypatch, words):
+    """Its defaults are known where a command is: nothing is left open."""
+    script = Path(importlib.util.find_spec("trl").origin).parent / "scripts" / "sft.py"
+    (tmp_path / "sft.py").write_text(script.read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    run = memest.read_command(
+        "python sft.py --model_name_or_path gpt2 --dataset_name d --per_device_train_batch_size 2 "
+        f"--max_length 512 --bf16 --output_dir o{words}"
+    )
+
+    assert run.model == "gpt2"
+    assert (run.options["batch"], run.options["seq_len"]) == (2, 512)
+    assert run.options.get("lora_r") == (32 if words else None)
+    assert not run.setup.unpriced
