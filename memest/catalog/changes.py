@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from memest.errors import ConfigError
 
-__all__ = ["split_changes"]
+__all__ = ["split_changes", "with_changes"]
 
 _SIZES = re.compile(r"(n|num)_\w+|\w+_(size|layers|heads|dim)")
 _EXAMPLE = "write for example 'gpt2?n_layer=4&n_head=8'"
@@ -43,6 +44,22 @@ def split_changes(ref: str) -> tuple[str, dict[str, Any]]:
         if _SIZES.fullmatch(name) and isinstance(changes[name], int) and changes[name] < 0:
             raise ConfigError(f"{ref!r}: {item}: a size of a model is 0 or more: {_EXAMPLE}.")
     return base, changes
+
+
+def with_changes(ref: str, changes: Mapping[str, Any]) -> str:
+    """The reference with changes behind it; those that it has itself stay.
+
+    Example:
+        >>> with_changes("gpt2?n_layer=2", {"n_layer": 4, "n_head": 8})
+        'gpt2?n_layer=2&n_head=8'
+    """
+    base, _, text = ref.partition("?")
+    items = [item for item in text.split("&") if item]
+    own = {item.partition("=")[0] for item in items}
+    items += [
+        f"{name}={quote(json.dumps(value))}" for name, value in changes.items() if name not in own
+    ]
+    return f"{base}?{'&'.join(items)}" if items else base
 
 
 def _value(text: str) -> Any:

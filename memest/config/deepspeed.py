@@ -15,7 +15,14 @@ from memest.config.parallelism import Distributed
 from memest.errors import ConfigError, hint
 from memest.files.texts import read_json
 
-__all__ = ["ON_SAVE", "DeepSpeedFile", "own_key", "read_deepspeed", "with_hidden_size"]
+__all__ = [
+    "HALF_PRECISION_KEYS",
+    "ON_SAVE",
+    "DeepSpeedFile",
+    "own_key",
+    "read_deepspeed",
+    "with_hidden_size",
+]
 
 AUTO = "auto"
 _HIDDEN_SIZE_KEYS = ("hidden_size", "n_embd", "d_model", "dim")
@@ -76,7 +83,7 @@ _REASONS = {
     ),
 }
 """What to say of some of them."""
-_HALF_PRECISION_KEYS = (
+HALF_PRECISION_KEYS = (
     "bf16_master_weights_and_grads",
     "bf16_optimizer_states",
     "fp16_master_weights_and_grads",
@@ -199,7 +206,7 @@ def _run_options(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
         enabled = part.get("enabled", AUTO) if isinstance(part, Mapping) else part
         if enabled is True:
             options["precision"] = precision
-            for key in _HALF_PRECISION_KEYS if isinstance(part, Mapping) else ():
+            for key in HALF_PRECISION_KEYS if isinstance(part, Mapping) else ():
                 if part.get(key):
                     raise ConfigError(
                         f"{name}: {precision}.{key} is not modelled (master weights, gradients or "

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 from memest.errors import ConfigError, closest
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key
-from memest.readers.sharding import note_shared_layers, read_deepspeed_value, read_fsdp
-from memest.readers.values import Bounded
+from memest.readers.sharding import (
+    ON_DISK,
+    note_shared_layers,
+    read_deepspeed_value,
+    read_fsdp,
+)
+from memest.readers.values import Bounded, Either
 
 __all__ = ["ACCELERATE"]
 
@@ -30,9 +35,7 @@ _IGNORED_KEYS = by_key(
     }
 )
 _UNMODELLED_KEYS = {
-    "megatron_lm_config": "Megatron-LM",
-    "fp8_config": "fp8",
-    "parallelism_config": "tensor, context and sequence parallelism",
+    "fp8_config": Either("fp8"),
     "use_cpu": Bounded("training on the CPU; a GPU is priced"),
     "cpu": Bounded("training on the CPU; a GPU is priced"),
     "mpirun_config": "several CPUs",
@@ -59,11 +62,13 @@ def _processes(keys: DocumentKeys) -> None:
     _deepspeed(keys, kind)
     part = keys.part("fsdp_config")
     if kind == "FSDP":
-        read_fsdp(keys, part, True, "fsdp_config", version=1)
+        read_fsdp(keys, part, True, "fsdp_config", version=1, wraps=False)
     elif part.document:
         keys.ignore("fsdp_config", f"distributed_type is {kind or 'another one'}")
     if kind == "MEGATRON_LM":
-        keys.miss("distributed_type", "Megatron-LM")
+        keys.pass_over(("megatron_lm_config",), "counted with distributed_type")
+    else:
+        keys.pass_over(("megatron_lm_config",), f"distributed_type is {kind or 'another one'}")
     _dynamo(keys)
     _parallelism(keys, kind)
 
@@ -94,7 +99,8 @@ def _parallelism(keys: DocumentKeys, kind: str) -> None:
         elif not name.endswith("_size"):
             part.ignore(name, "off")
         elif name == "sp_size" and kind != "DEEPSPEED":
-            part.miss(name, f"sp_size {value}: DeepSpeed's, which distributed_type is not")
+            why = f"sp_size {value}: DeepSpeed's, which distributed_type is not"
+            part.miss(name, Either(why))
         elif name == "dp_shard_size":
             part.ignore(name, "what num_processes leaves")
         else:
@@ -127,7 +133,10 @@ def _kind(keys: DocumentKeys) -> str:
     if text in ("FSDP", "DEEPSPEED", "MULTI_GPU", "NO"):
         keys.ignore("distributed_type", f"{text}: decides which settings count")
     else:
-        keys.miss("distributed_type", Bounded(f"{text}: priced as GPUs with DDP"))
+        # these may share the model between devices, the others are other devices
+        shares = text in ("MEGATRON_LM", "TP", "XLA")
+        why = f"{text}: priced as GPUs with DDP"
+        keys.miss("distributed_type", Either(why) if shares else Bounded(why))
     return text
 
 
@@ -137,7 +146,7 @@ def _precision(keys: DocumentKeys) -> None:
         return
     text = "no" if value is False else str(value).lower()
     if text == "fp8":
-        keys.miss("mixed_precision", "fp8: priced as bf16")
+        keys.miss("mixed_precision", Either("fp8: priced as bf16"))
         text = "bf16"
     keys.set("precision", "fp32" if text == "no" else text, "mixed_precision")
 
@@ -178,7 +187,7 @@ def _deepspeed(keys: DocumentKeys, kind: str) -> None:
                     part.ignore(key, "off")
                 continue
             if str(device) != "cpu":
-                part.miss(key, Bounded(f"{device}: priced as cpu"))
+                part.miss(key, ON_DISK)
             if stage != 0:
                 part.set(option, True, key)
         for key, option in _CHECKED_KEYS.items():

@@ -12,10 +12,12 @@ from memest.readers.mapping import DocumentKeys, Key, KeyTable
 from memest.readers.sharding import note_shared_layers, read_deepspeed_value, read_fsdp
 from memest.readers.training_arguments import (
     METHODS,
+    change_model,
     read_checkpointing,
+    read_load,
     set_adapter_value,
 )
-from memest.readers.values import Bounded, Saving, names_of
+from memest.readers.values import Bounded, Either, Saving, names_of
 
 __all__ = ["AXOLOTL"]
 
@@ -41,6 +43,10 @@ def _precision(keys: DocumentKeys) -> None:
     auto = "bf16" not in keys.document or bf16 == "auto"
     on = (auto and not fp16) or str(bf16).lower() == "true"
     pure_bf16, pure_fp16 = keys.switch("bfloat16"), keys.switch("float16")
+    words = "bf16 or fp16 settles the dtype" if on or fp16 else "off"
+    for name, value in (("bfloat16", pure_bf16), ("float16", pure_fp16)):
+        if name in keys.document and (on or fp16 or not value):
+            keys.ignore(name, words)
     if on and is_set:
         keys.set("precision", "bf16", key)
         keys.set("dtype", "bfloat16", key)
@@ -67,7 +73,7 @@ def _precision(keys: DocumentKeys) -> None:
             keys.default("dtype", "float32")
     if on and fp16 is False:
         keys.ignore("fp16", "off")
-    keys.take("float32")
+    keys.pass_over(("float32",), "bf16, fp16 and bfloat16 settle the dtype")
 
 
 def _checkpointing(keys: DocumentKeys) -> None:
@@ -85,7 +91,7 @@ def _checkpointing(keys: DocumentKeys) -> None:
     if offload:
         # _configure_gradient_checkpointing: adapters are trained without recomputation then
         words = "activations move to the host, some in place of being recomputed"
-        keys.miss(key, f"{offload}: {words}")
+        keys.miss(key, Either(f"{offload}: {words}"))
     elif is_named:
         keys.ignore(key, "off")
     if value and not keys.has("gradient_checkpointing_kwargs") and not keys.has("rl"):
@@ -144,10 +150,25 @@ def _adapter(keys: DocumentKeys) -> None:
         keys.set("load_in_8bit", True, "load_in_8bit")
     if four or eight or kind == "qlora":
         keys.default("prepare_kbit", False, "norms and embeddings are converted back after it")
-    kernels = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
-    if not any(key in keys.document for key in kernels) and not eight and not keys.has("rl"):
+
+
+_LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
+
+
+def _lora_kernels(keys: DocumentKeys) -> None:
+    """Kernels that keep less for the backward; of layers that are recomputed, of one at a time."""
+    if keys.value_of("peft") is None:
+        keys.pass_over(_LORA_KERNELS, "no adapter is named")
+        return
+    unasked = keys.value_of("load_in_8bit") is None and not keys.has("rl")
+    keeps = keys.value_of("checkpointing") == "none"
+    kind = Saving if keeps else Bounded
+    for key in _LORA_KERNELS:
+        if keys.on(key):
+            keys.miss(key, kind("a fused kernel for LoRA"))
+    if unasked and not any(key in keys.document for key in _LORA_KERNELS):
         keys.miss_default(
-            "fused LoRA kernels", Bounded("on wherever the model allows; priced without")
+            "fused LoRA kernels", kind("on wherever the model allows; priced without")
         )
 
 
@@ -261,9 +282,14 @@ def _kernels(keys: DocumentKeys) -> None:
             if key != "liger_fused_linear_cross_entropy":
                 keys.ignore(key, "part of Liger's kernels, which are priced together")
     else:
+        # logits, or what layers keep that are not recomputed, are much
+        much = keys.value_of("checkpointing") == "none" or any(
+            key.endswith("cross_entropy") for key in active_keys
+        )
+        kind = Saving if much else Bounded
         for key in active_keys:
             keys.miss(
-                key, Bounded("some of Liger's kernels: priced are all of them or none; here none")
+                key, kind("some of Liger's kernels: priced are all of them or none; here none")
             )
 
 
@@ -311,7 +337,14 @@ def _mesh(keys: DocumentKeys, tensor_ranks: int, *, sharded: bool) -> None:
         if size <= 1 or (shards > 1 and sharded):
             keys.ignore(name, "off" if size <= 1 else "with dp_shard_size")
         else:
-            keys.miss(name, "--num-gpus and --fsdp-shard-size say it")
+            keys.miss(name, Either("--num-gpus and --fsdp-shard-size say it"))
+
+
+def _model_changes(keys: DocumentKeys) -> None:
+    """Entries of the model's configuration, and arguments of its load (``loaders/model.py``)."""
+    entries = keys.mapping("overrides_of_model_config")
+    change_model(keys, "overrides_of_model_config", entries)
+    read_load(keys, "overrides_of_model_kwargs")
 
 
 def _evaluation(keys: DocumentKeys) -> None:
@@ -329,7 +362,8 @@ def _evaluation(keys: DocumentKeys) -> None:
         keys.default("eval_batch", keys.value_of("batch"), "as in training")
         keys.ignore(key, "an evaluation runs")
     else:
-        names = ("val_set_size", "eval_strategy", "eval_batch_size", "eval_accumulation_steps")
+        names = """val_set_size eval_strategy eval_batch_size eval_accumulation_steps
+            eval_table_size""".split()
         keys.pass_over(names, "no evaluation runs")
 
 
@@ -382,7 +416,7 @@ def _plugins(keys: DocumentKeys) -> None:
             why = "only a share of the layers trains; all are priced: --freeze names the others"
             keys.miss("plugins", Saving(f"{kind}: {why}"))
         else:
-            keys.miss("plugins", f"{kind}: what it changes of the training is not read")
+            keys.miss("plugins", Either(f"{kind}: what it changes of the training is not read"))
 
 
 def _packing(keys: DocumentKeys) -> None:
@@ -421,6 +455,7 @@ AXOLOTL = KeyTable(
         "optimizer": Key("optim", "text", "adamw_torch_fused", words={"adamw_hf": "adamw_torch"}),
     },
     readers=(
+        _model_changes,
         _batch,
         _precision,
         _checkpointing,
@@ -428,8 +463,9 @@ AXOLOTL = KeyTable(
         _attention,
         _compilation,
         _optimizer,
-        _kernels,
         _sharding,
+        _kernels,
+        _lora_kernels,
         _evaluation,
         _preference,
         _plugins,

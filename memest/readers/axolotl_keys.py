@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from memest.readers.mapping import by_key
 from memest.readers.training_arguments import IGNORED_KEYS, UNMODELLED_KEYS
-from memest.readers.values import Bounded, Saving
+from memest.readers.values import Bounded, Either, Saving
 
 __all__ = ["AXOLOTL_IGNORED_KEYS", "AXOLOTL_UNMODELLED_KEYS"]
 
@@ -36,7 +36,7 @@ AXOLOTL_IGNORED_KEYS = {
                 hf_use_auth_token fix_untrained_tokens mean_resizing_embeddings""",
             "names, logging and saving allocate nothing on the GPU": """saves_per_epoch
                 evals_per_epoch save_first_step wandb_viz early_stopping_patience
-                loss_watchdog_threshold loss_watchdog_patience eval_table_size
+                loss_watchdog_threshold loss_watchdog_patience
                 eval_max_new_tokens use_wandb use_mlflow use_comet mlflow_tracking_uri
                 mlflow_experiment_name comet_project_name profiler_steps
                 auto_resume_from_checkpoints strict
@@ -78,48 +78,46 @@ AXOLOTL_IGNORED_KEYS = {
 }
 AXOLOTL_UNMODELLED_KEYS = {
     **UNMODELLED_KEYS,
-    "flash_attn_cross_entropy": Bounded("flash-attn's cross entropy"),
+    "flash_attn_cross_entropy": Saving("flash-attn's cross entropy"),
     "flash_attn_fuse_mlp": Bounded("flash-attn's MLP"),
     "chunked_cross_entropy": Saving("logits come in chunks; priced is all at once"),
     "tiled_mlp": Saving("the MLP works in tiles"),
-    "lora_mlp_kernel": Bounded("a fused kernel for LoRA"),
-    "lora_qkv_kernel": Bounded("a fused kernel for LoRA"),
-    "lora_o_kernel": Bounded("a fused kernel for LoRA"),
-    "lora_embedding_kernel": Bounded("a fused kernel for LoRA"),
     "unfrozen_parameters": Saving(
         "only these parameters train; all are priced: --freeze names the others"
     ),
     "layer_offloading": Saving("layers move to the host"),
-    "selective_checkpointing": "what is recomputed is chosen by operator: all or nothing is priced",
+    "selective_checkpointing": Either(
+        "what is recomputed is chosen by operator: all or nothing is priced"
+    ),
     "lora_rank_pattern": "ranks by module",
     "peft_layers_to_transform": Bounded("adapters on some layers only; priced on all"),
     "peft_layer_replication": "layers are repeated",
     "relora": "ReLoRA",
     "use_eaft": "a loss of its own on copies of all logits",
     "use_dynamic_finetuning": "a loss of its own on copies of all logits",
-    "diffusion": "a loss and a mask of its own",
-    "llmcompressor": "weights that are pruned or quantised on the way",
-    "gptq": "GPTQ bases",
+    "diffusion": Either("a loss and a mask of its own"),
+    "llmcompressor": Either("weights that are pruned or quantised on the way"),
+    "gptq": Either("GPTQ bases"),
     "qat": "quantisation-aware training",
-    "fp8": "fp8",
+    "fp8": Either("fp8"),
     "reward_model": "a reward model",
     "process_reward_model": "a reward model",
-    "model_quantization_config": "a base quantised otherwise",
+    "model_quantization_config": Either("a base quantised otherwise"),
     "quantize_moe_experts": Saving("experts are quantised"),
-    "batch_flattening": "batches are flattened",
+    "batch_flattening": Either("batches are flattened"),
     "lisa_n_layers": Saving("LISA trains a few layers at a time; all are priced"),
-    "expert_parallel_size": "experts are shared by a plugin's own dispatch",
-    "experts_implementation": "how experts are computed",
-    "llama4_linearized_experts": "experts as linear layers",
+    "expert_parallel_size": Either("experts are shared by a plugin's own dispatch"),
+    "experts_implementation": Either("how experts are computed"),
+    "llama4_linearized_experts": Either("experts as linear layers"),
     "freeze_mm_modules": Saving("parts for images do not train; all are priced"),
     "fused_attn_kernel": Bounded("norm and positions in one kernel"),
-    "gemma4_hybrid_attn_impl": "two kinds of attention: priced is one",
-    "large_head_attention": "a kernel for large heads",
-    "flash_attn_d512": "a kernel for large heads",
-    "flash_optimum": "BetterTransformer",
-    "s2_attention": "shifted sparse attention",
+    "gemma4_hybrid_attn_impl": Either("two kinds of attention: priced is one"),
+    "large_head_attention": Either("a kernel for large heads"),
+    "flash_attn_d512": Either("a kernel for large heads"),
+    "flash_optimum": Either("BetterTransformer"),
+    "s2_attention": Either("shifted sparse attention"),
     "scaling_softmax": "attention with a scale for each row",
-    "sdpa_varlen": "packed rows without a mask",
+    "sdpa_varlen": Saving("packed rows without a mask"),
     "fp32_norms": "norms are float32",
     "embeddings_skip_upcast": Bounded("embeddings are not float32"),
     "shrink_embeddings": Bounded("the embeddings have fewer rows"),
@@ -127,18 +125,17 @@ AXOLOTL_UNMODELLED_KEYS = {
     "loftq_config": "LoftQ",
     "generate_samples": "samples are generated between the steps",
     "do_causal_lm_eval": "the evaluation generates",
+    "eval_table_size": "the evaluation generates",
     "eval_sequence_len": "samples of the evaluation have another length",
-    "trainer_cls": "a trainer of its own",
+    "trainer_cls": Either("a trainer of its own"),
     "ebft": "EBFT, which generates",
-    "use_kernels": "kernels of the hub",
-    "use_onebitllms": "1-bit linears",
-    "overrides_of_model_config": "a model with another config",
-    "overrides_of_model_kwargs": "a model loaded otherwise",
+    "use_kernels": Either("kernels of the hub"),
+    "use_onebitllms": Either("1-bit linears"),
     "noisy_embedding_alpha": "noise on the embeddings in forward",
     "resize_token_embeddings_to_32x": "a few rows of the embeddings",
     "eval_causal_lm_metrics": "the evaluation generates",
     "do_bench_eval": "the evaluation generates",
     "gpu_memory_limit": Bounded("a limit of the process"),
     "max_memory": Saving("weights are placed on several devices"),
-    "deepcompile": "compilation",
+    "deepcompile": Either("compilation"),
 }

@@ -33,7 +33,14 @@ from memest.readers.training_arguments import (
     UNMODELLED_KEYS,
 )
 from memest.readers.trl import read_trl
-from memest.readers.values import Bounded, DocumentReading, KeyOrigin, Level, option_called
+from memest.readers.values import (
+    Bounded,
+    DocumentReading,
+    KeyOrigin,
+    Level,
+    Saving,
+    option_called,
+)
 
 __all__ = ["read_script_command"]
 
@@ -62,7 +69,7 @@ def read_script_command(
     elif "deepspeed" not in arguments and any(
         launcher.name == "deepspeed" for launcher in command.launchers
     ):
-        keys.miss("deepspeed", Bounded("no file of DeepSpeed is named: DDP is priced"))
+        keys.miss("deepspeed", Saving("no file of DeepSpeed is named: DDP is priced"))
     arguments = read_negations(arguments)
     document, known_script = complete_arguments(PurePath(program).stem, arguments)
     source, folder, document_format = known_script or "command", None, file_format

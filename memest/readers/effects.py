@@ -56,11 +56,13 @@ def _attention(values: dict[str, ReadValue]) -> list[Remark]:
         return []
     if "flash-attn" in text or text.startswith("flash_attention_"):
         values["attn_implementation"] = replace(entry, value="flash_attention_2")
-        return [Remark(entry.origin, f"not priced: {text}; taken is flash_attention_2")]
+        why = f"not priced: {text}; taken is flash_attention_2"
+        return [Remark(entry.origin, why)]
     if "/" not in text and text not in _KNOWN_KERNELS and not text.startswith("paged|"):
         return []  # a slip of the pen: the option says what is legal
     del values["attn_implementation"]
-    return [Remark(entry.origin, f"not priced: {text}; taken is the model's own, sdpa or eager")]
+    why = f"not priced: {text}; taken is the model's own, sdpa or eager"
+    return [Remark(entry.origin, Either(why))]
 
 
 _KNOWN_KERNELS = (
@@ -137,10 +139,7 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
             Bounded("not priced: without --lengths the length is taken as it is"),
         )
     if not any(name in acting for name in ("seq_len", "lengths", "dataset")):
-        drop(
-            "packing",
-            Bounded("not priced: nothing names the length of packed rows; --seq-len says it"),
-        )
+        drop("packing", "not priced: nothing names the length of packed rows; --seq-len says it")
     if not any(name in acting for name in ("generate", "predict_with_generate")):
         for option in _OPTIONS_OF_GENERATIONS:
             drop(option, "nothing is generated")

@@ -18,11 +18,12 @@ from memest.readers.training_arguments import (
     UNMODELLED_KEYS,
     read_checkpointing,
     read_evaluation,
+    read_liger,
     read_loading,
     read_precision,
     read_sharding,
 )
-from memest.readers.values import Bounded, Saving, names_of
+from memest.readers.values import Bounded, Either, Saving, names_of
 
 __all__ = ["LLAMA_FACTORY"]
 
@@ -52,18 +53,18 @@ _IGNORED_KEYS = {
 _UNMODELLED_KEYS = {
     **UNMODELLED_KEYS,
     "neat_packing": "a mask of all pairs of a row's tokens: priced are full rows without",
-    "shift_attn": "shifted sparse attention",
-    "mixture_of_depths": "mixture of depths",
+    "shift_attn": Either("shifted sparse attention"),
+    "mixture_of_depths": Either("mixture of depths"),
     "use_unsloth_gc": Saving("Unsloth's checkpointing moves activations to the host"),
     "upcast_layernorm": "norms are float32",
     "upcast_lmhead_output": "logits are float32",
     "use_badam": Saving("BAdam trains a block after the other"),
-    "use_llama_pro": "only expanded blocks train",
-    "use_muon": Bounded("Muon of its own kind: name one with --optim"),
-    "use_kt": "KTransformers",
-    "use_mca": "Megatron",
-    "use_megatron_bridge": "Megatron",
-    "fp8": "fp8",
+    "use_llama_pro": Saving("only expanded blocks train"),
+    "use_muon": Saving("Muon of its own kind: name one with --optim"),
+    "use_kt": Either("KTransformers"),
+    "use_mca": Either("Megatron"),
+    "use_megatron_bridge": Either("Megatron"),
+    "fp8": Either("fp8"),
     "rope_scaling": Bounded("the position tables"),
     "resize_vocab": "a few rows of the embeddings",
     "ref_model": "a second model in memory",
@@ -148,8 +149,10 @@ def _method(keys: DocumentKeys) -> None:
                 "training: name those that do not with --freeze"
             ),
         )
-    for key in ("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"):
-        keys.take(key)
+    of_freeze = ("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules")
+    keys.pass_over(
+        of_freeze, f"finetuning_type is {kind}" if kind != "freeze" else "said of freeze"
+    )
     _adapters(keys, kind)
     _freeze_parts(keys)
     _quantization(keys, bits, compute)
@@ -245,7 +248,7 @@ def _quantization(keys: DocumentKeys, bits: int | None, compute: str | None) -> 
     if method is not None:
         keys.ignore("quantization_method", "with quantization_bit")
     if method not in (None, "bnb", "bitsandbytes"):
-        keys.miss("quantization_method", f"{method}: priced as bitsandbytes'")
+        keys.miss("quantization_method", Either(f"{method}: priced as bitsandbytes'"))
     if bits not in (4, 8):
         raise ConfigError(f"{keys.where('quantization_bit')} {bits} is not modelled. Legal: 4, 8.")
     keys.set(f"load_in_{bits}bit", True, "quantization_bit")
@@ -302,7 +305,7 @@ def _attention(keys: DocumentKeys) -> None:
     elif flash == "auto":
         keys.ignore("flash_attn", "auto: transformers' own choice")
     elif flash is not None:
-        keys.miss("flash_attn", f"{flash}: priced as transformers' own choice")
+        keys.miss("flash_attn", Either(f"{flash}: priced as transformers' own choice"))
 
 
 LLAMA_FACTORY = KeyTable(
@@ -314,6 +317,7 @@ LLAMA_FACTORY = KeyTable(
     },
     readers=(
         read_loading,
+        read_liger,
         read_precision,
         _checkpointing,
         read_evaluation,

@@ -12,7 +12,7 @@ from memest.errors import ConfigError
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
 from memest.readers.sharding import read_deepspeed_value
 from memest.readers.training_arguments import IGNORED_KEYS, METHODS, set_adapter_value
-from memest.readers.values import Saving, StepSize, names_of
+from memest.readers.values import Either, Saving, StepSize, names_of
 
 __all__ = ["read_llama_factory_v1"]
 
@@ -84,7 +84,7 @@ def _batch(keys: DocumentKeys) -> None:
     if strategy == "padding_free":
         keys.set("padding_free", True, "batching_strategy")
     elif strategy not in (None, "normal"):
-        keys.miss("batching_strategy", f"{strategy}: priced are batches of one size")
+        keys.miss("batching_strategy", Either(f"{strategy}: priced are batches of one size"))
     elif strategy is not None:
         keys.ignore("batching_strategy", "as it is priced")
     for key, remark in _COUNTS.items():
@@ -117,7 +117,8 @@ def _model(keys: DocumentKeys) -> None:
         keys.ignore("model_class", "a causal language model")
     kernels, part = _plugin(keys, "kernel_config")
     if kernels is not None:
-        keys.miss("kernel_config", f"{kernels}: kernels in the place of layers; all logits stay")
+        why = f"{kernels}: kernels in the place of layers; all logits stay"
+        keys.miss("kernel_config", Either(why))
         part.ignore_all("of kernels")
         keys.absorb(part)
 
@@ -171,7 +172,7 @@ def _quantize(part: DocumentKeys, name: str) -> None:
         return
     bits = 4 if bits is None else bits
     if name not in ("bnb", "auto") or bits not in (4, 8):
-        part.miss("name", f"{name} of {bits} bits: priced is the base as it is")
+        part.miss("name", Either(f"{name} of {bits} bits: priced is the base as it is"))
         part.ignore_all("counted with the name")
         return
     part.set(f"load_in_{bits}bit", True, "quantization_bit")
@@ -209,7 +210,7 @@ def _sharding(keys: DocumentKeys) -> None:
             keys.default("precision", "bf16", "FSDP2's policy")
             keys.default("loop", "accelerate", "FSDP2 with a policy of its own")
         if keys.value_of("peft"):
-            keys.miss("dist_config", "adapters are FSDP units of their own")
+            keys.miss("dist_config", Either("adapters are FSDP units of their own"))
     elif name == "deepspeed":
         file = part.text("config_file")
         if file is not None:
@@ -218,7 +219,7 @@ def _sharding(keys: DocumentKeys) -> None:
         part.ignore_all("of DeepSpeed")
         keys.absorb(part)
     elif name is not None:
-        keys.miss("dist_config", f"{name}: priced without")
+        keys.miss("dist_config", Either(f"{name}: priced without"))
         part.ignore_all(f"of {name}")
         keys.absorb(part)
     else:
@@ -227,7 +228,8 @@ def _sharding(keys: DocumentKeys) -> None:
         keys.ignore("bf16", "acts through FSDP2 alone")
     optimizer, part = _plugin(keys, "optim_config")
     if optimizer is not None:
-        keys.miss("optim_config", f"{optimizer}: torch's AdamW is priced; --optim names another")
+        why = f"{optimizer}: torch's AdamW is priced; --optim names another"
+        keys.miss("optim_config", Either(why))
         part.ignore_all("of the optimizer")
         keys.absorb(part)
 

@@ -15,12 +15,12 @@ from memest.config.option import Kind
 from memest.errors import ConfigError
 from memest.readers.values import (
     UNKNOWN,
-    Bounded,
     DocumentReading,
     KeyOrigin,
     Level,
     ReadValue,
     Remark,
+    Saving,
     StepSize,
     option_called,
 )
@@ -55,7 +55,7 @@ def _weight_of(key: str) -> type[str] | None:
     name = key.lower().replace("-", "_")
     if _ADDING & set(name.split("_")):
         return str
-    return Bounded if any(word in name for word in _SAVING) else None
+    return Saving if any(word in name for word in _SAVING) else None
 
 
 @dataclass(kw_only=True)

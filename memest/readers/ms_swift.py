@@ -43,10 +43,20 @@ from memest.readers.training_arguments import (
     UNMODELLED_KEYS,
     read_checkpointing,
     read_evaluation,
+    read_liger,
     read_sharding,
     set_adapter_value,
 )
-from memest.readers.values import Bounded, KeyOrigin, Level, Saving, StepSize, names_of
+from memest.readers.values import (
+    LENGTH,
+    Bounded,
+    Either,
+    KeyOrigin,
+    Level,
+    Saving,
+    StepSize,
+    names_of,
+)
 
 __all__ = ["read_ms_swift"]
 
@@ -83,6 +93,7 @@ def read_ms_swift(
                 partial(_length, is_version_2=is_version_2),
                 partial(_checkpointing, distributed=distributed),
                 partial(_evaluation, is_version_2=is_version_2),
+                read_liger,
                 _kernels,
                 partial(_training, is_version_2=is_version_2),
                 _quantization,
@@ -110,6 +121,12 @@ def _environment(keys: DocumentKeys) -> bool:
         part.set("num_gpus", processes * (nodes or 1), "NPROC_PER_NODE")
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         part.set_from(name, Key("alloc_conf", "text"))
+    # model_kwargs are put into the environment
+    for name in keys.mapping("model_kwargs"):
+        if name.upper() in IMAGE_VARIABLES:
+            keys.miss(f"model_kwargs.{name}", IMAGES)
+        else:
+            keys.ignore(f"model_kwargs.{name}", "no variable that memory depends on")
     images = dict.fromkeys(IMAGE_VARIABLES, IMAGES)
     part.ignore_rest(
         dict.fromkeys(part.remaining.keys() - images.keys(), "no variable that memory depends on"),
@@ -137,7 +154,7 @@ def _method(keys: DocumentKeys, *, method: str | None) -> None:
     if task == "seq_cls":
         keys.set("task", "sequence-classification", "task_type")
     elif task != "causal_lm":
-        keys.miss("task_type", f"{task}: priced is a causal language model")
+        keys.miss("task_type", Either(f"{task}: priced is a causal language model"))
     elif keys.has("task_type"):
         keys.ignore("task_type", "what is priced")
     scale = set((keys.text("loss_scale") or "default").split("+"))
@@ -189,10 +206,8 @@ def _length(keys: DocumentKeys, *, is_version_2: bool) -> None:
     elif is_version_2:
         keys.default("seq_len", 2048, "of ms-swift 2")
     elif not (row and packing):
-        keys.miss_default(
-            "length of samples",
-            Bounded("nothing cuts them but the model: 512 tokens are taken; --seq-len says it"),
-        )
+        why = "nothing cuts them but the model: 512 tokens are taken; --seq-len says it"
+        keys.miss_default(LENGTH, why)
 
 
 def _checkpointing(keys: DocumentKeys, *, distributed: bool) -> None:
@@ -231,7 +246,7 @@ def _kernels(keys: DocumentKeys) -> None:
     if attention in ATTENTION:
         keys.set("attn_implementation", ATTENTION[attention], "attn_impl")
     elif attention is not None:
-        keys.miss("attn_impl", f"{attention}: priced as transformers' own choice")
+        keys.miss("attn_impl", Either(f"{attention}: priced as transformers' own choice"))
     if flash:
         keys.set("attn_implementation", "flash_attention_2", "use_flash_attn")
     elif flash is False:
@@ -320,9 +335,9 @@ def _freezing(keys: DocumentKeys) -> None:
 def _adapters(keys: DocumentKeys, kind: str, *, is_version_2: bool) -> bool:
     """Adapters; whether all linear layers get them."""
     if kind not in TUNERS:
-        keys.miss("tuner_type", f"{kind}: priced is LoRA")
+        keys.miss("tuner_type", Either(f"{kind}: priced is LoRA"))
     elif kind == "longlora":
-        keys.miss("tuner_type", "longlora: attention over groups; priced is LoRA")
+        keys.miss("tuner_type", Either("longlora: attention over groups; priced is LoRA"))
     peft = TUNERS.get(kind, "lora")
     if peft in SETTINGS_OF_TUNERS:
         settings = SETTINGS_OF_TUNERS[peft]
@@ -405,7 +420,7 @@ def _quantization(keys: DocumentKeys) -> None:
         return
     if not quantises:
         key = "quant_method" if keys.has("quant_method") else "quant_bits"
-        keys.miss(key, f"{method} of {bits} bits: priced is the base as it is")
+        keys.miss(key, Either(f"{method} of {bits} bits: priced is the base as it is"))
         return
     keys.set(f"load_in_{bits}bit", True, "quant_bits")
     keys.ignore("quant_method", "bitsandbytes")
@@ -425,7 +440,8 @@ def _optimizer(keys: DocumentKeys) -> None:
     name = keys.text("optimizer")
     galore = keys.switch("use_galore") or name == "galore"
     if name is not None:
-        remark = OPTIMIZERS.get(name, f"{name}: an optimizer of one's own; --optim names another")
+        own = Either(f"{name}: an optimizer of one's own; --optim names another")
+        remark = OPTIMIZERS.get(name, own)
         if remark:
             keys.miss("optimizer", remark)
             keys.pass_over(("optim_args", "optim_target_modules"), f"of {name}")
@@ -449,7 +465,7 @@ def _optimizer(keys: DocumentKeys) -> None:
     keys.set("optim_args", f"rank={rank},update_proj_gap={gap},scale={scale}", key)
     targets = values.get("target_modules")
     keys.set("optim_target_modules", targets or "all-linear", key)
-    keys.miss(key, "ms-swift's own GaLore; galore_torch's is priced")
+    keys.miss(key, Either("ms-swift's own GaLore; galore_torch's is priced"))
 
 
 def _sharding(keys: DocumentKeys) -> None:
@@ -478,9 +494,9 @@ def _logits(keys: DocumentKeys, *, method: str | None) -> None:
     if keeps is not None:
         keys.ignore("use_logits_to_keep", "on" if keeps else "off: all logits, which are priced")
     if keeps is not False and keys.value_of("task") is None:
-        only = method == "pt" and keys.value_of("batch") == 1
+        # how many those are is the data's to say, as how long samples are
         words = "only logits of tokens with labels are made; all are priced"
-        keys.miss_default(
-            "use_logits_to_keep",
-            f"{words}, without the copy of hidden states before them" if only else Bounded(words),
-        )
+        remark: str = Bounded(words)
+        if method == "pt" and keys.value_of("batch") == 1:
+            remark = f"{words}, without the copy of hidden states before them"
+        keys.miss_default("use_logits_to_keep", remark)

@@ -10,7 +10,7 @@ from typing import Any
 
 from memest.readers.mapping import by_key
 from memest.readers.training_arguments import IGNORED_KEYS, IMAGES, UNMODELLED_KEYS
-from memest.readers.values import Bounded, Saving
+from memest.readers.values import Bounded, Either, Saving
 
 __all__ = [
     "ATTENTION",
@@ -103,7 +103,7 @@ SWIFT_IGNORED_KEYS = {
             "rates and schedules are numbers of the host": """vit_lr aligner_lr min_lr
                 lora_lr_ratio lorap_lr_ratio lisa_step_interval""",
             "where weights come from changes no size": """model_type use_hf local_repo_path
-                model_kwargs init_strategy max_model_len adapters device_map_config
+                init_strategy max_model_len adapters device_map_config
                 model_cache_dir check_model_is_latest load_dataset_config""",
             "what the run found itself": """swift_version model_info model_meta model_dir
                 model_suffix hub rank local_rank global_world_size local_world_size
@@ -122,7 +122,7 @@ SWIFT_UNMODELLED_KEYS = {
     "max_memory": Saving("the model is spread over several GPUs; all of it is priced on one"),
     "rope_scaling": Bounded("the position tables"),
     "zero_hpz_partition_size": "ZeRO++ keeps a second copy of weights in a node",
-    "deepspeed_autotp_size": "DeepSpeed's tensor parallelism",
+    "deepspeed_autotp_size": Either("DeepSpeed's tensor parallelism"),
     "use_swift_lora": "LoRA of ms-swift's own; peft's is priced",
     "lora_bias": "biases train too",
     "target_parameters": UNMODELLED_KEYS["lora_target_parameters"],
@@ -134,7 +134,7 @@ SWIFT_UNMODELLED_KEYS = {
     "eval_dataset": "generation in evaluation",
     "lisa_activated_layers": Saving("LISA trains a few layers at a time"),
     "router_aux_loss_coef": "the loss of a mixture's router",
-    "train_backend": "Megatron",
+    "train_backend": Either("Megatron"),
 }
 TUNERS = {
     "full": "",
@@ -191,8 +191,8 @@ OPTIMIZERS = {
     "lorap": "",
     "multimodal": "",
     "galore": "",
-    "muon": "Muon of its own kind: name one with --optim",
-    "muonclip": "Muon of its own kind: name one with --optim",
+    "muon": Either("Muon of its own kind: name one with --optim"),
+    "muonclip": Either("Muon of its own kind: name one with --optim"),
 }
 PARTS = {"freeze_vit": "vision", "freeze_aligner": "projector", "freeze_llm": "language"}
 _BUCKETS = {

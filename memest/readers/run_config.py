@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from memest.catalog.changes import with_changes
 from memest.config.option import Kind
 from memest.config.option_table import OPTIONS
 from memest.config.options import find_option, setup_from_options
@@ -24,7 +25,9 @@ from memest.errors import ConfigError
 from memest.readers.effects import OPTIONS_OF_4BIT, OPTIONS_OF_LORA, values_that_act
 from memest.readers.formats import TRAINER_FRAMEWORKS
 from memest.readers.values import (
+    CHANGES,
     COPIES,
+    LENGTH,
     UNKNOWN,
     DocumentReading,
     Either,
@@ -33,11 +36,11 @@ from memest.readers.values import (
     Remark,
     names_of,
 )
+from memest.readers.with_model import fit_to_model, takes_tokens
 from memest.report.result import Origin
 
 __all__ = ["RunConfig", "origins_of", "settle"]
 
-_LENGTH = "length of samples"
 _MAX_NAMES = 12
 """Unknown keys that a note names."""
 
@@ -142,7 +145,7 @@ class RunConfig:
             raise ConfigError(
                 f"{run.model_problem}: give it, memest.read_config(..., model='...')."
             )
-        return run
+        return fit_to_model(run)
 
 
 def settle(
@@ -166,11 +169,19 @@ def settle(
         flag_values.append(ReadValue("model", model, "MODEL", Level.FLAG))
     values = [each for reading in readings for each in reading.values]
     values = _without_overridden(values, flag_values)
+    changes = {
+        name: new for each in values if each.option == CHANGES for name, new in each.value.items()
+    }
+    values = [each for each in values if each.option != CHANGES]
     _check_deepspeed(values, {each.option for each in flag_values})
     by_option: dict[str, list[ReadValue]] = {}
     for each in (*values, *flag_values):
         by_option.setdefault(each.option, []).append(each)
     value_by_option = {option: _choose(option, each) for option, each in by_option.items()}
+    if changes and "model" in value_by_option:
+        entry = value_by_option["model"]
+        new_name = with_changes(str(entry.value), changes)
+        value_by_option["model"] = replace(entry, value=new_name)
     _samples(readings, value_by_option)
     copies = _share_out(value_by_option)
     acting, remarks = values_that_act(value_by_option)
@@ -181,8 +192,9 @@ def settle(
     not_modelled = [remark for reading in readings for remark in reading.not_modelled]
     ignored += [remark for remark in remarks if not remark.why.startswith("not priced")]
     not_modelled += [remark for remark in remarks if remark.why.startswith("not priced")]
-    if any(option in acting for option in ("seq_len", "image_size", "audio_seconds")):
-        not_modelled = [remark for remark in not_modelled if not remark.key.endswith(_LENGTH)]
+    named_size = any(option in acting for option in ("seq_len", "image_size", "audio_seconds"))
+    if named_size or not takes_tokens(None, setup.task):
+        not_modelled = [remark for remark in not_modelled if not remark.key.endswith(LENGTH)]
     settled = tuple(
         f"{flag} says it"
         for each in flag_values
@@ -422,12 +434,15 @@ def _share_out(values: dict[str, ReadValue]) -> list[Remark]:
 
 _EVALUATION_OPTIONS = ("eval_batch", "eval_samples", "eval_accumulation_steps")
 _COMPILE_OPTIONS = ("torch_compile", "torch_compile_mode", "torch_compile_backend")
+_SEQUENCE_OPTIONS = ("tp_sequence_parallel", "tp_loss_parallel")
+_SHARING_OPTIONS = (_COMPILE_OPTIONS, ("ep",), _SEQUENCE_OPTIONS)
+"""Those without which a run may take much more than it does."""
 _EXPENDABLE_OPTIONS = (
     (("neftune_noise_alpha",), ("--neftune-noise-alpha",)),
     (_EVALUATION_OPTIONS, ("--eval", "evaluation")),
     (_COMPILE_OPTIONS, ("--torch-compile",)),
     (("ep",), ("--ep",)),
-    (("tp_sequence_parallel", "tp_loss_parallel"), ("--tp-sequence-parallel",)),
+    (_SEQUENCE_OPTIONS, ("--tp-sequence-parallel",)),
 )
 """Options of files that are left out and reported where they cannot be priced, with the words by
 which a refusal is about them."""
@@ -450,8 +465,9 @@ def _setup(values: Mapping[str, ReadValue]) -> tuple[Setup, dict[str, str]]:
             ):
                 fewer = {name: each for name, each in values.items() if name not in names}
                 setup, reasons = _setup(fewer)
-                reason = str(error).partition(", and memest does not guess")[0]
-                return setup, reasons | dict.fromkeys(names, f"not priced: {reason}")
+                reason = f"not priced: {str(error).partition(', and memest does not guess')[0]}"
+                remark = Either(reason) if group in _SHARING_OPTIONS else reason
+                return setup, reasons | dict.fromkeys(names, remark)
         raise ConfigError(_with_origins(str(error), values)) from None
 
 

@@ -11,13 +11,20 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from memest.config.deepspeed import ON_SAVE, DeepSpeedFile, own_key, read_deepspeed
+from memest.config.deepspeed import (
+    HALF_PRECISION_KEYS,
+    ON_SAVE,
+    DeepSpeedFile,
+    own_key,
+    read_deepspeed,
+)
 from memest.errors import ConfigError
 from memest.readers.documents import find_file, read_document
 from memest.readers.mapping import DocumentKeys
-from memest.readers.values import Bounded, Level, Saving, StepSize, names_of
+from memest.readers.values import Bounded, Either, Level, Saving, StepSize, names_of
 
 __all__ = [
+    "ON_DISK",
     "is_on",
     "note_shared_layers",
     "read_deepspeed_document",
@@ -50,7 +57,7 @@ _STATE_DICTS = {
 }
 """``StateDictType`` of torch by name and number; local ones are FSDP1's."""
 _UNMODELLED_FSDP_KEYS = {
-    "mixed_precision_policy": "a policy of its own; the run's precision is priced",
+    "mixed_precision_policy": Either("a policy of its own; the run's precision is priced"),
     "activation_cpu_offload": Saving("activations move to the host between forward and backward"),
 }
 _IGNORED_DEEPSPEED_KEYS = {
@@ -69,19 +76,20 @@ _UNMODELLED_DEEPSPEED_KEYS = {
     "activation_checkpointing": Bounded(
         "DeepSpeed's own checkpointing, which models must call themselves"
     ),
-    "amp": "Apex",
-    "sparse_attention": "DeepSpeed's sparse attention",
-    "tensor_parallel": "tensor parallelism",
-    "sequence_parallel_size": "sequence parallelism",
+    "amp": Either("Apex"),
+    "sparse_attention": Either("DeepSpeed's sparse attention"),
+    "tensor_parallel": Either("tensor parallelism: whole layers are priced"),
+    "sequence_parallel_size": Either("sequence parallelism: whole sequences are priced"),
     "aio": Bounded("offloading to disks"),
-    "compile": "compilation fuses operators",
-    "compression_training": "compression",
+    "compile": Either("compilation fuses operators"),
+    "compression_training": Either("compression"),
     "hybrid_engine": "generation in the same memory",
-    "pipeline": "pipeline parallelism",
-    "torch_autocast": "autocast inside the engine",
-    "sparse_gradients": "sparse gradients",
+    "pipeline": Either("pipeline parallelism: all stages are priced"),
+    "torch_autocast": Either("autocast inside the engine"),
+    "sparse_gradients": Either("sparse gradients"),
     "optimizer": "the optimizer's arguments",
 }
+_IDLE_ZERO_KEYS = ("cpu_offload_use_pin_memory",)
 _CHECKED_KEYS = {
     "batch": "train_micro_batch_size_per_gpu",
     "grad_accum": "gradient_accumulation_steps",
@@ -90,7 +98,13 @@ _CHECKED_KEYS = {
 
 
 def read_fsdp(
-    keys: DocumentKeys, part: DocumentKeys, switch: Any, key: str, *, version: int
+    keys: DocumentKeys,
+    part: DocumentKeys,
+    switch: Any,
+    key: str,
+    *,
+    version: int,
+    wraps: bool = True,
 ) -> None:
     """FSDP, switched on by ``key`` with the settings of ``part``.
 
@@ -100,6 +114,8 @@ def read_fsdp(
         switch: True, or words of older releases: ``full_shard auto_wrap offload``.
         key: that switches it on.
         version: FSDP's where the settings name none.
+        wraps: layers are units where the settings name no policy, as the Trainer has it
+            (``_process_fsdp_args``); accelerate has NO_WRAP then.
     """
     part = part.without_prefix("fsdp_")
     words = [] if isinstance(switch, bool) else _words(switch)
@@ -120,11 +136,7 @@ def read_fsdp(
     if "offload" in words or any(offloads):
         name = _first(part, "offload_params", "cpu_offload")
         keys.set_at("fsdp_offload", True, part.origin(name) if name else keys.origin(key))
-    wrap = part.take("transformer_layer_cls_to_wrap")
-    if wrap:
-        origin = part.origin("transformer_layer_cls_to_wrap")
-        keys.set_at("fsdp_wrap", names_of(wrap, origin.origin, split=True), origin)
-    _wrapping(part)
+    _wrapping(keys, part, wraps=wraps)
     if is_on(part.take("activation_checkpointing")):
         keys.set_at("checkpointing", "full", part.origin("activation_checkpointing"))
         keys.miss(
@@ -208,12 +220,23 @@ def _mode(keys: DocumentKeys, part: DocumentKeys, words: list[str], key: str, ve
     return True
 
 
-def _wrapping(part: DocumentKeys) -> None:
-    policy = str(part.take("auto_wrap_policy") or "")
-    if policy.upper() in ("SIZE_BASED_WRAP", "NO_WRAP"):
-        part.miss("auto_wrap_policy", f"{policy}: the model's layers are priced as units")
-    elif "auto_wrap_policy" in part.document:
-        part.ignore("auto_wrap_policy", "units are the model's layers")
+def _wrapping(keys: DocumentKeys, part: DocumentKeys, *, wraps: bool) -> None:
+    named = part.take("auto_wrap_policy")
+    policy = str(named or ("TRANSFORMER_BASED_WRAP" if wraps else "NO_WRAP")).upper()
+    words = f"{policy}: the model's layers are priced as units"
+    classes = part.take("transformer_layer_cls_to_wrap")
+    if policy == "TRANSFORMER_BASED_WRAP":
+        part.pass_over(("auto_wrap_policy",), "units are the model's layers")
+        if classes:
+            origin = part.origin("transformer_layer_cls_to_wrap")
+            keys.set_at("fsdp_wrap", names_of(classes, origin.origin, split=True), origin)
+    elif named:
+        part.miss("auto_wrap_policy", words)
+    else:
+        part.miss_default("auto_wrap_policy", words)
+    if policy != "TRANSFORMER_BASED_WRAP" and classes:
+        why = f"auto_wrap_policy is {policy}, which asks for no classes"
+        part.ignore("transformer_layer_cls_to_wrap", why)
     if part.take("min_num_params"):
         part.miss("min_num_params", "units by size: the model's layers are priced as units")
     elif "min_num_params" in part.document:
@@ -243,9 +266,8 @@ def read_deepspeed_value(keys: DocumentKeys, key: str, value: Any) -> None:
         return
     if value is True:
         # add_config_arguments of DeepSpeed: a switch, with the file in --deepspeed_config
-        keys.miss(
-            key, "DeepSpeed by a switch, and no file is named: priced without; --zero says it"
-        )
+        why = "DeepSpeed by a switch, and no file is named: priced without; --zero says it"
+        keys.miss(key, Either(why))
         return
     origin = keys.origin(key)
     if isinstance(value, str) and value.lstrip().startswith("{"):
@@ -281,8 +303,8 @@ def read_deepspeed_document(keys: DocumentKeys) -> None:
     Raises:
         ConfigError: a value that DeepSpeed would refuse too.
     """
-    document = dict(keys.document)
-    zero = document.get("zero_optimization")
+    document = _present_spelling(keys)
+    zero = keys.document.get("zero_optimization")
     deep_speed_file = None
     while deep_speed_file is None:
         try:
@@ -301,13 +323,16 @@ def read_deepspeed_document(keys: DocumentKeys) -> None:
                     k: v for k, v in document["zero_optimization"].items() if k != key
                 }
                 key = f"zero_optimization.{key}"
-            keys.miss(key, str(error).partition(": ")[2])
+            why = str(error).partition(": ")[2].rstrip(".")
+            keys.miss(key, why if key.rpartition(".")[2] in _COPIES_OF_WEIGHTS else Either(why))
     key_of = {
         **_CHECKED_KEYS,
         "precision": "",
         "zero": "zero_optimization.stage",
-        "offload_optimizer": "zero_optimization.offload_optimizer",
-        "offload_param": "zero_optimization.offload_param",
+        **{
+            present: f"zero_optimization.{present if present in (zero or ()) else former}"
+            for former, present in _FORMER_OFFLOADS.items()
+        },
     }
     key_of |= {
         own_key(key): f"zero_optimization.{key}"
@@ -325,11 +350,59 @@ def read_deepspeed_document(keys: DocumentKeys) -> None:
     if stage == 0:
         keys.miss(
             "zero_optimization.stage",
-            "DeepSpeed without ZeRO: its copies of half-precision weights are not priced",
+            # float32 weights under autocast are priced; BF16_Optimizer shards its float32 copies
+            Either("DeepSpeed without ZeRO: its copies of half-precision weights are not priced"),
         )
     elif deep_speed_file.settings:
         keys.set("zero_settings", dict(deep_speed_file.settings), "zero_optimization")
     _deepspeed_rest(keys, zero if isinstance(zero, Mapping) else {}, deep_speed_file)
+
+
+_COPIES_OF_WEIGHTS = ("zero_hpz_partition_size", "mics_shard_size")
+"""Keys of ``zero_optimization`` that are not modelled, and can take nothing less."""
+_FORMER_OFFLOADS = {"cpu_offload": "offload_optimizer", "cpu_offload_params": "offload_param"}
+"""Switches of ``zero_optimization`` that are sections today (``DeepSpeedZeroConfig``)."""
+ON_DISK = Bounded("nvme: priced as cpu, which takes the same of a GPU")
+
+
+def _present_spelling(keys: DocumentKeys) -> dict[str, Any]:
+    """The document as :func:`read_deepspeed` takes it; what has no place there is noted."""
+    document = dict(keys.document)
+    for precision in ("bf16", "fp16"):
+        part = document.get(precision)
+        for key in HALF_PRECISION_KEYS if isinstance(part, Mapping) else ():
+            if part.get(key) and part.get("enabled", "auto") is not False:
+                why = "master weights, gradients or states in half precision: float32 is priced"
+                keys.miss(f"{precision}.{key}", Saving(why))
+        if isinstance(part, Mapping):
+            document[precision] = {k: v for k, v in part.items() if k not in HALF_PRECISION_KEYS}
+    zero = document.get("zero_optimization")
+    if not isinstance(zero, Mapping):
+        return document
+    zero = {key: value for key, value in zero.items() if key not in _IDLE_ZERO_KEYS}
+    for former, present in _FORMER_OFFLOADS.items():
+        if zero.pop(former, None) is True and present not in zero:
+            zero[present] = {"device": "cpu"}
+    for key in _FORMER_OFFLOADS.values():
+        if isinstance(zero.get(key), Mapping):
+            zero[key] = _on_host(keys, f"zero_optimization.{key}", zero[key], zero.get("stage"))
+    return {**document, "zero_optimization": zero}
+
+
+def _on_host(
+    keys: DocumentKeys, place: str, part: Mapping[str, Any], stage: Any
+) -> Mapping[str, Any]:
+    """An offload as one to host memory, all of it."""
+    ratio = part.get("ratio", 1.0)
+    if part.get("device") == "nvme":
+        keys.miss(f"{place}.device", ON_DISK)
+    if ratio != 1.0 and stage == 3 and part.get("device") in ("cpu", "nvme"):
+        why = f"a share of {ratio} moves to the host, the rest stays: all of it is priced there"
+        keys.miss(f"{place}.ratio", why)
+    elif "ratio" in part:
+        keys.ignore(f"{place}.ratio", "all of it" if ratio == 1.0 else "of stage 3 alone")
+    rest = {key: value for key, value in part.items() if key != "ratio"}
+    return {**rest, "device": "cpu"} if part.get("device") == "nvme" else rest
 
 
 def _deepspeed_rest(keys: DocumentKeys, zero: Mapping[str, Any], read: DeepSpeedFile) -> None:
@@ -341,8 +414,15 @@ def _deepspeed_rest(keys: DocumentKeys, zero: Mapping[str, Any], read: DeepSpeed
         full, name = f"zero_optimization.{key}", own_key(key)
         acts = name in ("stage", "offload_optimizer", "offload_param")
         acts = acts or name in read.settings or name in read.options
+        present = _FORMER_OFFLOADS.get(key, "")
+        acts = acts or (zero[key] is True and present not in zero and present in read.options)
         if not acts and not keys.has_missed(full):
             keys.ignore(full, _why_idle(name, zero[key], read.options["zero"]))
+    degree = keys.document.get("tensor_parallel")
+    if isinstance(degree, Mapping) and degree.get("autotp_size", 0) in (0, 1):
+        keys.pass_over(("tensor_parallel",), "off")
+    if keys.document.get("sequence_parallel_size") == 1:
+        keys.pass_over(("sequence_parallel_size",), "off")
     total = keys.take("train_batch_size")
     if isinstance(total, int) and not isinstance(total, bool):
         keys.samples_per_step = StepSize(total, keys.where("train_batch_size"))
@@ -359,7 +439,8 @@ def _deepspeed_rest(keys: DocumentKeys, zero: Mapping[str, Any], read: DeepSpeed
             ),
         )
     elif kind is not None:
-        keys.miss("optimizer.type", f"DeepSpeed's {kind} is not modelled: name one with --optim")
+        why = f"DeepSpeed's {kind} is not modelled: name one with --optim"
+        keys.miss("optimizer.type", Either(why))
     keys.ignore_rest(_IGNORED_DEEPSPEED_KEYS, _UNMODELLED_DEEPSPEED_KEYS)
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from memest.errors import ConfigError
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_part, read_table
 from memest.readers.torchtitan_parallel import parallel_table
-from memest.readers.values import Bounded, KeyOrigin, Level, Saving
+from memest.readers.values import Bounded, Either, KeyOrigin, Level, Saving
 
 __all__ = ["TORCHTITAN"]
 
@@ -32,6 +32,7 @@ _MODELS = {
     ("deepseek_v3", "671B"): "deepseek-ai/DeepSeek-V3",
 }
 _NO_TENSOR = "no tensor of a training step depends on it"
+_OWN_CODE = Either("code of one's own, which is not run")
 _RECOMPUTED_SHAPES = (
     "per_op_sac_force_recompute_mm_shapes_by_fqns",
     "force_recompute_mm_shapes_by_fqns",
@@ -121,14 +122,14 @@ def _model(part: DocumentKeys) -> None:
         part.miss("flavor", Bounded(f"{name} {flavor} is not known: name the model yourself"))
     converters = part.take("converters")
     if converters:
-        part.miss("converters", f"{converters}: linears are replaced")
+        part.miss("converters", Either(f"{converters}: linears are replaced"))
     if str(part.document.get("norm_type") or "rmsnorm").endswith("rmsnorm"):
         part.pass_over(("norm_type",), "priced as it is")
     attention = part.scalar("attn_backend")
     if attention == "sdpa":
         part.ignore("attn_backend", "priced as it is")
     elif attention is not None:
-        part.miss("attn_backend", f"{attention} attention: priced is sdpa")
+        part.miss("attn_backend", Either(f"{attention} attention: priced is sdpa"))
 
 
 def _compilation(part: DocumentKeys) -> None:
@@ -139,18 +140,18 @@ def _compilation(part: DocumentKeys) -> None:
     elif components in (["loss"], ("loss",), "loss"):
         part.miss("enable", Saving("the loss is compiled: priced eagerly"))
     else:
-        part.miss("enable", "each layer is compiled by itself: priced eagerly")
+        part.miss("enable", Either("each layer is compiled by itself: priced eagerly"))
 
 
 def _loss(part: DocumentKeys) -> None:
     name = str(part.take("class") or "")
     if "Chunked" in name:
         remark = f"{name} takes logits in pieces: priced are all at once"
-        part.miss("class", Bounded(remark))
+        part.miss("class", Saving(remark))
     elif name in ("CrossEntropyLoss", ""):
         part.ignore("class", "priced is cross entropy")
     else:
-        part.miss("class", f"{name}: priced is cross entropy")
+        part.miss("class", Either(f"{name}: priced is cross entropy"))
 
 
 def _sizes(training: DocumentKeys) -> None:
@@ -249,7 +250,7 @@ def _checkpointing(part: DocumentKeys) -> None:
         part.set_at("checkpointing", "selective", origin)
     elif mode == "memory_budget":
         part.set_at("checkpointing", "none", origin)
-        part.miss("mode", Bounded("what the compiler recomputes: priced without, which is more"))
+        part.miss("mode", Saving("what the compiler recomputes: priced without, which is more"))
     else:
         raise ConfigError(
             f"{origin.origin} {mode!r} is not known. Legal: none, selective (selective_ac_option "
@@ -281,7 +282,7 @@ _TRAINING = KeyTable(
         **dict.fromkeys(
             """fp8_linear enable_fp8_linear enable_float8_linear enable_fsdp_fp8_all_gather
             enable_fsdp_float8_all_gather""".split(),
-            "fp8 linears",
+            Either("fp8 linears"),
         ),
     },
 )
@@ -290,7 +291,7 @@ _MODEL = KeyTable(
     ignored_keys=by_key({_NO_TENSOR: "print_after_conversion attn_mask_type"}),
     unmodelled_keys={
         "norm_type": "norms of another kind than the model's",
-        "use_flex_attn": "flex attention: priced is sdpa",
+        "use_flex_attn": Either("flex attention: priced is sdpa"),
         "num_mtp_layers": "layers that predict further tokens",
         "moe_comm_backend": "how experts get their tokens",
         "non_blocking_capacity_factor": "room for a fixed number of tokens at every expert",
@@ -306,9 +307,9 @@ _OPTIMIZER = KeyTable(
     readers=(_optimizer,),
     ignored_keys=by_key({"a number of the host": "lr beta1 beta2 betas eps"}),
     unmodelled_keys={
-        "param_groups": "optimizers of several kinds: AdamW is priced",
-        "optimizer_factory_kwargs_by_name": "optimizers of several kinds: AdamW is priced",
-        "class": "no AdamW of torchtitan's own: AdamW is priced; --optim says it",
+        "param_groups": Either("optimizers of several kinds: AdamW is priced"),
+        "optimizer_factory_kwargs_by_name": Either("optimizers of several kinds: AdamW is priced"),
+        "class": Either("no AdamW of torchtitan's own: AdamW is priced; --optim says it"),
     },
 )
 _CHECKPOINTING = KeyTable(
@@ -363,7 +364,7 @@ _SECTIONS = {
                     scaling_type_weight scaling_type_grad_output"""
             }
         ),
-        unmodelled_keys={"enable_float8_linear": "fp8 linears"},
+        unmodelled_keys={"enable_float8_linear": Either("fp8 linears")},
     ),
     "mx": KeyTable(rest="of MX linears, which model.converters name"),
     "quantize": KeyTable(rest="of replaced linears, which model.converters name"),
@@ -373,7 +374,7 @@ _SECTIONS = {
         ),
         unmodelled_keys=dict.fromkeys(
             "custom_import custom_args_module custom_model_path torch_spmd".split(),
-            "code of one's own, which is not run",
+            _OWN_CODE,
         ),
     ),
     "debug": KeyTable(
@@ -396,9 +397,9 @@ _SECTIONS = {
                     use_for_integration_test print_args save_config_folder"""
             }
         ),
-        unmodelled_keys={"custom_config_module": "code of one's own, which is not run"},
+        unmodelled_keys={"custom_config_module": _OWN_CODE},
     ),
-    "override": KeyTable(unmodelled_keys={"imports": "code of one's own, which is not run"}),
+    "override": KeyTable(unmodelled_keys={"imports": _OWN_CODE}),
 }
 """Further sections, each by itself."""
 TORCHTITAN = KeyTable(
@@ -415,14 +416,14 @@ TORCHTITAN = KeyTable(
         }
     ),
     unmodelled_keys={
-        "model_converters": "linears are replaced",
+        "model_converters": Either("linears are replaced"),
         "encoder": "further models",
         "data": "images",
         "eval": "generation between the steps",
         "inference": "generation",
-        "class": "a trainer of its own: priced is torchtitan's",
-        "trainer": "reinforcement learning: priced is nothing of it",
-        "generator": "reinforcement learning: priced is nothing of it",
+        "class": Either("a trainer of its own: priced is torchtitan's"),
+        "trainer": Either("reinforcement learning: priced is nothing of it"),
+        "generator": Either("reinforcement learning: priced is nothing of it"),
     },
 )
 """What becomes of the keys of its configuration."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from memest.readers.mapping import DocumentKeys, KeyTable, by_key
-from memest.readers.values import COPIES, Bounded, Either, KeyOrigin, Level
+from memest.readers.values import COPIES, Bounded, Either, KeyOrigin, Level, Saving
 
 __all__ = ["parallel_table"]
 
@@ -57,9 +57,9 @@ def parallel_table(*, offload: bool, mixed: bool, batch: int | None) -> KeyTable
         readers=(read,),
         ignored_keys=by_key({"how ranks keep account of what they hold": "spmd_backend"}),
         unmodelled_keys={
-            "enable_compiled_autograd": "the backward is compiled",
+            "enable_compiled_autograd": Either("the backward is compiled"),
             "enable_fsdp_symm_mem": "buffers in symmetric memory",
-            "full_dtensor": "weights are distributed tensors on every axis",
+            "full_dtensor": Either("weights are distributed tensors on every axis"),
         },
     )
 
@@ -144,7 +144,7 @@ def _experts(part: DocumentKeys, degree: int) -> None:
     inside = part.whole("expert_tensor_parallel_degree")
     if inside not in (None, 1):
         remark = f"{inside}: experts are sharded inside, not only shared"
-        part.miss("expert_tensor_parallel_degree", remark)
+        part.miss("expert_tensor_parallel_degree", Either(remark))
     elif inside == 1:
         part.ignore("expert_tensor_parallel_degree", "off")
     if degree == 1:
@@ -180,12 +180,12 @@ def _pipeline(part: DocumentKeys, batch: int | None) -> None:
     if name is not None:
         word = _SCHEDULES.get(str(name).lower())
         if word is None:
-            part.miss("pipeline_parallel_schedule", f"{name}: priced is 1f1b")
+            part.miss("pipeline_parallel_schedule", Either(f"{name}: priced is 1f1b"))
         else:
             part.set("pp_schedule", word, "pipeline_parallel_schedule")
     for key in ("pipeline_parallel_schedule_csv", "pipeline_parallel_microbatches"):
         if part.take(key):
-            part.miss(key, f"a schedule of its own: {part.document[key]}")
+            part.miss(key, Either(f"a schedule of its own: {part.document[key]}"))
     stages = [name for name in _PIPELINE_KEYS[5:9] if part.take(name)]
     for key in stages or ():
         part.miss(key, "layers of each stage: as even as can be; --pp-split says it")
@@ -221,10 +221,10 @@ def _sequence(part: DocumentKeys, degrees: dict[str, int], *, sharded: bool, mix
     if on is False:
         part.miss(
             "enable_sequence_parallel",
-            Bounded("priced by transformers' plan, which gathers logits"),
+            Saving("priced by transformers' plan, which gathers logits"),
         )
     elif others:
-        remark = Bounded(f"not modelled beside {others[0]}: activations are priced whole")
+        remark = Saving(f"not modelled beside {others[0]}: activations are priced whole")
         if on:
             part.miss("enable_sequence_parallel", remark)
         else:

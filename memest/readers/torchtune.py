@@ -15,8 +15,8 @@ from typing import Any
 
 from memest.errors import ConfigError
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
-from memest.readers.training_arguments import METHODS
-from memest.readers.values import COPIES, Bounded, KeyOrigin, Level, Saving
+from memest.readers.training_arguments import METHODS, NO_LENGTH
+from memest.readers.values import COPIES, LENGTH, Bounded, Either, KeyOrigin, Level, Saving
 
 __all__ = ["BUILDERS", "installed_config", "model_of_builder", "named_recipe", "read_torchtune"]
 
@@ -103,19 +103,19 @@ _UNMODELLED_KEYS = {
         "activations move to the host between forward and backward"
     ),
     "custom_sharded_layers": "these layers are FSDP units of their own",
-    "memory_efficient_fsdp_wrap": "other FSDP units",
-    "quantizer": "quantisation-aware training",
+    "memory_efficient_fsdp_wrap": Either("other FSDP units"),
+    "quantizer": Either("quantisation-aware training"),
     "teacher_model": "a second model in memory",
     "ref_checkpointer": "a second model in memory",
     "datasets": "samples of several sets: --seq-len says it",
-    "enable_fp8_training": "fp8",
-    "fp8_recipe_name": "fp8",
+    "enable_fp8_training": Either("fp8"),
+    "fp8_recipe_name": Either("fp8"),
     "reward_and_value_model": "further models in memory",
     "ppo_epochs": "PPO",
-    "use_flex": "flex attention",
+    "use_flex": Either("flex attention"),
     "resize_token_embeddings": "a few rows",
     "tensor_parallel_plan": "tensor parallelism",
-    "context_parallel_dim": "context parallelism",
+    "context_parallel_dim": Either("context parallelism"),
     "freeze_embeddings": Saving("parts that do not train"),
 }
 
@@ -231,7 +231,8 @@ def _model(keys: DocumentKeys) -> None:
             )
     if name.startswith(("lora_", "qlora_", "dora_", "qdora_")):
         _lora(part, name)
-    parts = dict.fromkeys(_TRAINABLE, "which parts train: priced as the builder's name says")
+    why = Either("which parts train: priced as the builder's name says")
+    parts = dict.fromkeys(_TRAINABLE, why)
     part.ignore_rest({}, dict.fromkeys(part.remaining, "of the model") | parts)
     keys.absorb(part)
 
@@ -280,10 +281,9 @@ def _length(keys: DocumentKeys) -> None:
     dataset = keys.part("dataset")
     tokenizer.scalar("_component_")
     if tokenizer.set_from("max_seq_len", Key("seq_len", "whole")) is None:
-        keys.miss_default(
-            "length of samples",
-            Bounded("nothing names it: 512 tokens are taken; --seq-len says it"),
-        )
+        if "max_seq_len" in tokenizer.document:
+            tokenizer.ignore("max_seq_len", "samples are not cut")
+        keys.miss_default(LENGTH, NO_LENGTH)
     tokenizer.ignore_all("data is prepared on the host")
     if dataset.on("packed"):
         # rows of max_seq_len; a batch stays a batch of rows
@@ -380,7 +380,8 @@ def _loss(keys: DocumentKeys) -> None:
     elif name in ("", "CrossEntropyLoss"):
         keys.ignore("loss", "priced is cross entropy")
     else:
-        keys.miss("loss", f"{name}: {_METHODS.get(name, 'another loss')}; priced is cross entropy")
+        why = f"{name}: {_METHODS.get(name, 'another loss')}; priced is cross entropy"
+        keys.miss("loss", why if name in _METHODS else Either(why))
     if keys.has_missed("loss") and fused_loss is None:
         part.ignore_all("with the loss")
     part.ignore_rest(

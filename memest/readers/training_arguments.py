@@ -7,14 +7,25 @@ of the example scripts of both; what frameworks on top of the Trainer share is h
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from memest.config.kinds import Method
 from memest.errors import ConfigError
-from memest.readers.documents import find_file, read_document
+from memest.readers.documents import find_file, plain_value, read_document
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
 from memest.readers.sharding import is_on, read_deepspeed_value, read_fsdp
-from memest.readers.values import Bounded, KeyOrigin, Level, Saving, names_of
+from memest.readers.values import (
+    CHANGES,
+    LENGTH,
+    Bounded,
+    Either,
+    KeyOrigin,
+    Level,
+    Saving,
+    names_of,
+    option_called,
+)
 
 __all__ = [
     "ADAPTER_SWITCHES",
@@ -22,16 +33,20 @@ __all__ = [
     "IMAGES",
     "METHODS",
     "MODELS",
+    "NO_LENGTH",
     "PRICED_METHODS",
     "SCRIPT_KEYS",
     "SIZES",
     "TRAINER",
     "UNMODELLED_KEYS",
     "WITHOUT_LIGER",
+    "change_model",
     "note_length",
     "read_adapters",
     "read_checkpointing",
     "read_evaluation",
+    "read_liger",
+    "read_load",
     "read_loading",
     "read_packing",
     "read_peft_adapter",
@@ -115,7 +130,7 @@ IGNORED_KEYS = by_key(
         master_addr master_port log_on_each_node tpu_num_cores past_index""",
         "where weights come from changes no size": """model_revision revision token use_auth_token
         model_type_hint config_name low_cpu_mem_usage""",
-        "speed only": "tf32 torch_compile_backend torch_compile_mode liger_kernel_config",
+        "speed only": "tf32 torch_compile_backend torch_compile_mode",
     }
 )
 """Why a key does not matter for memory."""
@@ -128,18 +143,17 @@ UNMODELLED_KEYS = {
     "activation_offloading": Saving("activations move to the host between forward and backward"),
     "bf16_full_eval": Bounded("weights are bfloat16 in evaluation"),
     "fp16_full_eval": Bounded("weights are float16 in evaluation"),
-    "parallelism_config": "tensor, context and sequence parallelism",
+    "parallelism_config": Either("tensor, context and sequence parallelism"),
     "generation_config": "of generation in evaluation",
-    "ddp_static_graph": "DDP's static graph",
+    "ddp_static_graph": Either("DDP's static graph"),
     "ddp_broadcast_buffers": "DDP sends buffers before each forward",
     "lora_target_parameters": "LoRA on parameters that are not modules",
     "router_aux_loss_coef": "the loss of a mixture's router",
     "use_unsloth": Saving("Unsloth replaces kernels and checkpointing by its own"),
-    "xla_fsdp_config": "FSDP on TPUs",
+    "xla_fsdp_config": Either("FSDP on TPUs"),
     "reward_model_path": "a second model in memory",
     "ref_model": "a second model in memory",
     "label_smoothing_factor": "log-probabilities of every token beside the loss, and all logits",
-    "config_overrides": "a model of other sizes than its name says",
     "teacher_model_name_or_path": "a second model in memory",
     "use_vllm": "a generation engine in the same memory",
 }
@@ -165,6 +179,9 @@ METHODS = {
 
 WITHOUT_LIGER = "Liger's kernels and its loss of this method; priced is the run without them"
 """What is said where a method is kept, and Liger is not."""
+
+NO_LENGTH = "nothing names it: 512 tokens are taken; --seq-len says it"
+"""What is said where nothing names how long samples are."""
 
 IMAGES = "how large images become: the model's own size is priced; --image-size says it"
 
@@ -247,16 +264,111 @@ def read_peft_adapter(keys: DocumentKeys) -> None:
 
 def read_loading(keys: DocumentKeys) -> None:
     """What ``from_pretrained`` is size."""
-    for key, value in keys.mapping("model_init_kwargs").items():
-        full = f"model_init_kwargs.{key}"
-        if key in ("dtype", "torch_dtype", "attn_implementation") and value is not None:
-            keys.set("dtype" if key.endswith("dtype") else key, value, full)
-        elif key == "quantization_config" and value is not None:
-            keys.set("quantization", value, full)
-        else:
-            keys.ignore(full, "how the model is loaded")
+    for key in ("model_init_kwargs", "model_kwargs"):
+        read_load(keys, key)
+    changes = keys.take("config_overrides")
+    if isinstance(changes, str):  # update_from_string of transformers' configurations
+        pairs = (item.partition("=") for item in changes.split(",") if item.strip())
+        changes = {name.strip(): plain_value(text) for name, _, text in pairs}
+    change_model(keys, "config_overrides", changes)
     for key in ("dtype", "torch_dtype"):
         keys.set_from(key, Key("dtype"))
+
+
+def read_load(keys: DocumentKeys, key: str) -> None:
+    """A mapping that ``from_pretrained`` is given: what is no argument of it changes the model."""
+    entries, arguments = {}, keys.mapping(key)
+    for name, value in arguments.items():
+        full = f"{key}.{name}"
+        option = "quantization" if name == "quantization_config" else _option_of_load(name)
+        if value is None or name in _LOADING:
+            keys.ignore(full, "how the model is loaded")
+        elif name in _LOADING_ELSEWHERE:
+            keys.miss(full, _LOADING_ELSEWHERE[name])
+        elif option and value is False:
+            keys.ignore(full, "off")
+        elif option:
+            keys.set(option, value, full)
+        else:
+            entries[name] = value
+    if entries or not arguments:
+        change_model(keys, key, entries, prefix=f"{key}.")
+
+
+def _option_of_load(name: str) -> str:
+    option = option_called({"torch_dtype": "dtype"}.get(name, name))
+    return "" if option is None else option.name
+
+
+def change_model(keys: DocumentKeys, key: str, changes: Any, *, prefix: str = "") -> None:
+    """Entries of the model's configuration that a run has otherwise, which go with its name.
+
+    Args:
+        keys: of the document.
+        key: that holds them.
+        changes: by name; nothing where there are none.
+        prefix: of their names, where each is said to count.
+
+    Raises:
+        ConfigError: they are no mapping.
+    """
+    if not changes:
+        keys.pass_over([key] if key in keys.document else [], "off")
+        return
+    if not isinstance(changes, Mapping):
+        raise ConfigError(f"{keys.where(key)} {changes!r} is no mapping of names to values.")
+    keys.set(CHANGES, dict(changes), key)
+    for name in [f"{prefix}{each}" for each in changes] if prefix else [key]:
+        keys.ignore(name, "counted with the model, MODEL?name=value")
+
+
+_LOADING = frozenset(
+    """device_map trust_remote_code revision token use_auth_token cache_dir low_cpu_mem_usage
+    use_safetensors local_files_only force_download subfolder variant id2label label2id
+    ignore_mismatched_sizes problem_type code_revision return_dict use_cache proxies weights_only
+    resume_download output_loading_info""".split()
+)
+_LOADING_ELSEWHERE = {
+    "max_memory": Saving("weights are placed on several devices"),
+    "offload_folder": Saving("weights are placed on several devices"),
+    "tp_plan": Saving("weights are shared between GPUs; --tp says it"),
+    "config": Either("a model with another configuration"),
+    "state_dict": Either("weights from elsewhere"),
+}
+"""Arguments of ``from_pretrained`` that change no size, and those that are not priced."""
+
+
+def read_liger(keys: DocumentKeys) -> None:
+    """Which of Liger's kernels are applied, where not all are.
+
+    Source: ``apply_liger_kernel`` of transformers 5.23, which hands ``liger_kernel_config`` on to
+    Liger's functions: all but ``cross_entropy`` are on unless they are switched off.
+
+    Raises:
+        ConfigError: two kernels of one loss.
+    """
+    key = "liger_kernel_config"
+    kernels = keys.mapping(key)
+    if not is_on(keys.document.get("use_liger_kernel")):
+        keys.pass_over((key,), "use_liger_kernel is off")
+        return
+    off = [name for name, on in kernels.items() if on is False and name != "cross_entropy"]
+    if _LIGER_LOSS in off:
+        keys.replace("use_liger_kernel", False)
+        why = "without Liger's loss of no logits: priced is the run without its other kernels, too"
+        keys.miss(key, Saving(why))
+    elif is_on(kernels.get("cross_entropy")):
+        raise ConfigError(
+            f"{keys.where(key)}: cross_entropy and {_LIGER_LOSS} (on unless it is switched off) "
+            f"exclude each other, Liger stops there. Write {_LIGER_LOSS}: false beside it."
+        )
+    elif off:
+        keys.miss(key, f"without {', '.join(off)}: priced are all of Liger's kernels")
+    elif key in keys.document:
+        keys.ignore(key, "all of Liger's kernels, as it has them unasked")
+
+
+_LIGER_LOSS = "fused_linear_cross_entropy"
 
 
 def _adapters(keys: DocumentKeys) -> None:
@@ -432,10 +544,7 @@ def read_sharding(keys: DocumentKeys, *, fsdp_version: int = 2) -> None:
 def note_length(keys: DocumentKeys) -> None:
     """Training arguments do not say themselves how long samples are."""
     if keys.value_of("seq_len") is None and keys.value_of("loop") == "trainer":
-        keys.miss_default(
-            "length of samples",
-            Bounded("nothing names it: 512 tokens are taken; --seq-len says it"),
-        )
+        keys.miss_default(LENGTH, NO_LENGTH)
 
 
 _TABLE = KeyTable(
@@ -443,6 +552,7 @@ _TABLE = KeyTable(
     options={**MODELS, **SIZES},
     readers=(
         read_loading,
+        read_liger,
         read_precision,
         read_checkpointing,
         read_evaluation,

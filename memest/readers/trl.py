@@ -29,6 +29,7 @@ from memest.readers.training_arguments import (
     read_adapters,
     read_checkpointing,
     read_evaluation,
+    read_liger,
     read_loading,
     read_packing,
     read_script_spellings,
@@ -130,9 +131,7 @@ def _precision(keys: DocumentKeys) -> None:
 def _length(keys: DocumentKeys) -> None:
     if "max_length" in keys.document and keys.document["max_length"] is None:
         keys.take("max_length")
-        keys.miss(
-            "max_length", Bounded("samples are not cut: 512 tokens are taken; --seq-len says it")
-        )
+        keys.ignore("max_length", "samples are not cut")
     elif not any(keys.has(key) for key in ("max_length", "max_seq_length")):
         keys.default("seq_len", 1024)
 
@@ -334,6 +333,7 @@ _TABLE = KeyTable(
     options={**MODELS, **SIZES},
     readers=(
         read_loading,
+        read_liger,
         _precision,
         read_checkpointing,
         read_evaluation,

@@ -11,7 +11,9 @@ from memest.config.option_table import OPTIONS
 from memest.errors import ConfigError
 
 __all__ = [
+    "CHANGES",
     "COPIES",
+    "LENGTH",
     "UNKNOWN",
     "Bounded",
     "DocumentReading",
@@ -73,6 +75,10 @@ class ReadValue:
 
 COPIES = "copies of shards"
 """In place of an option: how many copies of the model are sharded, over GPUs counted elsewhere."""
+CHANGES = "entries of the model's configuration"
+"""In place of an option: what a run changes of them, by name."""
+LENGTH = "length of samples"
+"""In place of a key, where nothing names how long samples are."""
 UNKNOWN = "memest does not know it"
 """Why a key is ignored of which nothing is known."""
 

@@ -442,9 +442,8 @@ def test_options_of_tomorrow_begin_to_work(write, monkeypatch):
 @pytest.mark.parametrize(
     ("plugin", "kind"),
     [
-        ("axolotl.integrations.liger.LigerPlugin", None),
-        ("axolotl.integrations.grokfast.GrokfastPlugin", "unpriced"),
-        ("my_company.BigPlugin", "unpriced"),
+        ("axolotl.integrations.liger.LigerPlugin", ""),
+        ("my_company.BigPlugin", "unpriced overpriced"),
         ("axolotl.integrations.spectrum.SpectrumPlugin", "overpriced"),
     ],
 )
@@ -452,5 +451,5 @@ def test_a_plugin_of_axolotl_is_known_or_named(write, plugin, kind):
     text = f"base_model: gpt2\nsequence_len: 64\nplugins: [{plugin}]\n"
     run = memest.read_config(write("run.yml", text), config_format="axolotl")
 
-    assert bool(run.setup.unpriced) == (kind == "unpriced")
-    assert bool(run.setup.overpriced) == (kind == "overpriced")
+    assert bool(run.setup.unpriced) == ("unpriced" in kind)
+    assert bool(run.setup.overpriced) == ("overpriced" in kind)

@@ -66,10 +66,10 @@ FILES = {
         ["reward model"], []),
     "summ.sh": (
         {"eval_batch": 4, "generation_max_length": 142, "target_len": 64},
-        ["log-probabilities of every token"], []),
+        ["log-probabilities of every token"], ["records CUDA graphs"]),
     "glue_nt.sh": (
         {"loop": "accelerate", "max_grad_norm": 0.0, "seq_len": 256},
-        ["evaluates with 128 samples"], []),
+        ["evaluates with 128 samples"], ["torch-compile"]),
     "qlora.sh": (
         {"seq_len": 528, "bnb_4bit_compute_dtype": "bfloat16", "optim": "paged_adamw_32bit",
          "max_grad_norm": 0.3, "lora_target_modules": ("all-linear",)}, [], []),
@@ -174,7 +174,7 @@ COMMANDS = {
         ("accelerate launch --config_file accelerate_zero3.yaml --num_processes 8 "
         "run_clm_no_trainer.py --model_name_or_path gpt2 --per_device_train_batch_size 4 "
         "--per_device_eval_batch_size 4 --block_size 512"),
-        {"grad_accum": 4, "zero": 3, "loop": "accelerate"}, "dynamo", ""),
+        {"grad_accum": 4, "zero": 3, "loop": "accelerate"}, "dynamo", "dynamo"),
     "an evaluation behind the training": (
         ("python run_clm.py --model_name_or_path gpt2 --do_train --do_eval --block_size 512 "
         "--per_device_eval_batch_size 64"), {"eval_batch": 64, "seq_len": 512}, "", ""),
