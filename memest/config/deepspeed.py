@@ -7,6 +7,7 @@ which is filled in where the model is known (:func:`with_hidden_size`).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -113,7 +114,7 @@ def read_deepspeed(value: Any, *, shares_sequences: bool = True) -> DeepSpeedFil
     """Read a configuration.
 
     Args:
-        value: a path, or the document itself.
+        value: a path, or the document itself, also as JSON.
         shares_sequences: the run has Ulysses' groups, for which some keys are.
 
     Raises:
@@ -180,7 +181,8 @@ def own_key(spelling: str) -> str:
 
 def _load(path: Any) -> Mapping[str, Any]:
     try:
-        document = read_json(path)
+        is_text = str(path).lstrip().startswith("{")
+        document = json.loads(path) if is_text else read_json(path)
     except OSError as error:
         raise ConfigError(f"--deepspeed {path}: {error.strerror or error}.") from None
     except ValueError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memest.config.option import Kind, Option
@@ -91,7 +91,7 @@ def write_scenario(options: Mapping[str, Any]) -> str:
         'grad-accum=4 fp16'
     """
     words = []
-    for name, value in options.items():
+    for name, value in _spelt(options):
         option = find_option(name)
         word = option.flags[0].removeprefix("--")
         if isinstance(value, bool):
@@ -110,7 +110,7 @@ def command_words(command: str, model: str, options: Mapping[str, Any]) -> list[
         options: values by the options' keywords.
     """
     command_line = ["memest", command, model]
-    for name, value in options.items():
+    for name, value in _spelt(options):
         option = find_option(name)
         flag = option.flags[0]
         if isinstance(value, bool):
@@ -143,6 +143,15 @@ def option_texts(name: str, value: Any) -> list[str]:
     return [str(value).lower()] if isinstance(value, bool) else _texts(find_option(name), value)
 
 
+def _spelt(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Options with the values that a text can have: ZeRO's settings stand in a document."""
+    for name, value in options.items():
+        if name == "zero_settings" and "zero_optimization" not in value:
+            yield name, {"zero_optimization": {"stage": options.get("zero", 0), **dict(value)}}
+        else:
+            yield name, value
+
+
 def _texts(option: Option, value: Any) -> list[str]:
     values = value if option.kind is Kind.LIST and not isinstance(value, str) else (value,)
     return [_text(each) for each in values]
@@ -151,4 +160,7 @@ def _texts(option: Option, value: Any) -> list[str]:
 def _text(value: Any) -> str:
     if isinstance(value, Mapping):
         return json.dumps(value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, (list, tuple)):  # several in one word, as --optim-target-modules has them
+        return json.dumps(list(value))
+    short = f"{value:g}" if isinstance(value, float) else str(value)
+    return repr(value) if isinstance(value, float) and float(short) != value else short

@@ -63,8 +63,9 @@ def _processes(keys: DocumentKeys) -> None:
     part = keys.part("fsdp_config")
     if kind == "FSDP":
         read_fsdp(keys, part, True, "fsdp_config", version=1, wraps=False)
-    elif part.document:
-        keys.ignore("fsdp_config", f"distributed_type is {kind or 'another one'}")
+    else:
+        part.ignore_all(f"distributed_type is {kind or 'another one'}")
+        keys.absorb(part)
     if kind == "MEGATRON_LM":
         keys.pass_over(("megatron_lm_config",), "counted with distributed_type")
     else:
@@ -169,8 +170,8 @@ _CHECKED_KEYS = {"gradient_accumulation_steps": "grad_accum", "gradient_clipping
 def _deepspeed(keys: DocumentKeys, kind: str) -> None:
     part = keys.part("deepspeed_config")
     if kind != "DEEPSPEED":
-        if part.document:
-            keys.ignore("deepspeed_config", f"distributed_type is {kind or 'another one'}")
+        part.ignore_all(f"distributed_type is {kind or 'another one'}")
+        keys.absorb(part)
         return
     file = part.take("deepspeed_config_file")
     if file is not None:
@@ -204,12 +205,13 @@ def _dynamo(keys: DocumentKeys) -> None:
     part = keys.part("dynamo_config")
     backend = part.scalar("dynamo_backend")
     flat = keys.scalar("dynamo_backend")
-    key = "dynamo_backend" if flat is not None else "dynamo_config"
+    holder = keys if backend is None else part
     backend = flat if backend is None else backend
     if backend is not None and str(backend).lower() not in ("no", "false", "none"):
-        keys.offer("torch_compile", True, key, "compilation fuses operators; eager is priced")
+        why = Either("compilation fuses operators; eager is priced")
+        holder.offer("torch_compile", True, "dynamo_backend", why)
     elif backend is not None:
-        keys.ignore(key, "off")
+        holder.ignore("dynamo_backend", "off")
     part.ignore_all("how it compiles")
     keys.absorb(part)
 

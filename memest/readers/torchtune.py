@@ -114,7 +114,6 @@ _UNMODELLED_KEYS = {
     "ppo_epochs": "PPO",
     "use_flex": Either("flex attention"),
     "resize_token_embeddings": "a few rows",
-    "tensor_parallel_plan": "tensor parallelism",
     "context_parallel_dim": Either("context parallelism"),
     "freeze_embeddings": Saving("parts that do not train"),
 }
@@ -187,19 +186,23 @@ def named_recipe(text: str) -> tuple[str, int | None] | None:
     Example:
         >>> named_recipe("#   tune run --nproc_per_node 4 lora_finetune_distributed --config x")
         ('lora_finetune_distributed', 4)
+        >>> named_recipe("# tune run --nnodes 2 --nproc_per_node 8 qat_distributed --config x")
+        ('qat_distributed', 16)
     """
     comments = [line.lstrip("# ") for line in text.splitlines() if line.startswith("#")]
     match = _COMMAND.search(" ".join(comments))
     if match is None:
         return None
-    gpus = match.group("gpus")
-    return match.group("recipe"), int(gpus) if gpus else None
+    counts = dict(_COUNT.findall(match.group("flags")))
+    numbers = [counts.get("nnodes", "1"), counts.get("nproc", "")]
+    is_told = all(re.fullmatch(r"[1-9]\d{0,2}", text) for text in numbers)  # no variable, no auto
+    return match.group("recipe"), int(numbers[0]) * int(numbers[1]) if is_told else None
 
 
 _COMMAND = re.compile(
-    r"tune run (?:--nnodes[= ]1 )?(?:--nproc[-_]per[-_]node[= ](?P<gpus>\d{1,3}) )?"
-    r"(?P<recipe>[a-z]\w+) --config"
+    r"tune run (?P<flags>(?:--?[a-z][\w-]*(?:[= ](?!--)[^\s=]+)? )*)(?P<recipe>[a-z]\w+) --config"
 )
+_COUNT = re.compile(r"--(nnodes|nproc)(?:[-_]per[-_]node)?[= ](\S+)")
 
 
 def _interpolate(keys: DocumentKeys) -> None:
@@ -418,8 +421,14 @@ def _sharding(keys: DocumentKeys, *, distributed: bool | None) -> None:
             keys.set("fsdp", mode, "fsdp_reshard_after_forward")
         if offload:
             keys.set("fsdp_offload", True, "fsdp_cpu_offload")
+    plan = keys.take("tensor_parallel_plan")
     if tensor_degree not in (None, 1):
         keys.offer("tp", tensor_degree, "tensor_parallel_dim", "tensor parallelism")
+        if plan is not None:
+            words = plan.get("_component_") if isinstance(plan, Mapping) else plan
+            keys.miss("tensor_parallel_plan", Either(f"{words}: priced is transformers' plan"))
+    elif "tensor_parallel_plan" in keys.document:
+        keys.ignore("tensor_parallel_plan", "tensor_parallel_dim is 1")
     shards, copies = degrees.values()
     copies = max(copies or 1, 1)
     if shards is None or shards == -1:

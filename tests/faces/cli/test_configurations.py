@@ -1,12 +1,15 @@
 """Configurations and launch commands on the command line and in Python: one answer by any way."""
 
 import json
+import shlex
 
 import pytest
 
 import memest
 from memest.cli.argv import with_launch
 from memest.cli.main import run
+from memest.config.options import setup_from_options
+from support.paths import RUN_CONFIGURATIONS
 
 MODEL = {
     "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2, "n_embd": 64,
@@ -284,3 +287,32 @@ def test_what_is_understood_is_shown_without_an_estimate(place, capsys):
     assert document["command"].startswith("memest estimate ./tiny --batch 4")
     assert "teacher" in " ".join(document["unpriced"])
     assert run(["read", "gpt2"]) == 2
+
+
+FILES = sorted(
+    str(path.relative_to(RUN_CONFIGURATIONS))
+    for path in RUN_CONFIGURATIONS.rglob("*")
+    if path.is_file() and path.name != "adapter_config.json"
+)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_same_question_can_be_asked(monkeypatch, capsys, name):
+    """What ``memest read`` prints leads back to the setup that was read."""
+    folder = (RUN_CONFIGURATIONS / name).parent
+    monkeypatch.chdir(folder if "unseen" in name else RUN_CONFIGURATIONS)
+    name = name.removeprefix("unseen/")
+    try:
+        read = memest.read_config(name, model="gpt2")
+    except memest.ConfigError:
+        pytest.skip("no configuration by itself")
+    shown = document(capsys, "read", "gpt2", "--config", name)
+    asked = []
+    for place in ("argv", "estimate"):
+        monkeypatch.setattr(
+            f"memest.cli.{place}.run_estimate", lambda *a, **kw: asked.append((*a, kw)) or 0
+        )
+    assert run(shlex.split(shown["command"])[1:]) == 0, capsys.readouterr().err
+    _, options, _, more = asked[0]
+    setup = more["run"].setup if more.get("run") else setup_from_options(**options)
+    assert setup == read.setup
