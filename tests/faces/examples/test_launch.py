@@ -133,7 +133,10 @@ def test_a_launch_of_nothing_is_refused(bash):
 
 def config(folder, name, batch):
     file = folder / name
-    text = {"model_name_or_path": "gpt2", "per_device_train_batch_size": batch, "output_dir": "o"}
+    text = {
+        "model_name_or_path": "gpt2", "per_device_train_batch_size": batch, "max_seq_length": 512,
+        "output_dir": "o",
+    }  # fmt: skip
     file.write_text(yaml.safe_dump(text))
     return str(file)
 
