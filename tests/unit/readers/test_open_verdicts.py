@@ -40,7 +40,8 @@ CASES = {
         {**deepspeed(), "tensor_parallel": {"autotp_size": 4}}, "tensor", "tensor"),
     "the same, off": ({**deepspeed(), "tensor_parallel": {"autotp_size": 1}}, "", ""),
     "a second partition": (deepspeed(zero_hpz_partition_size=8), "second partition", ""),
-    "another optimizer": ({**deepspeed(), "optimizer": {"type": "Lion"}, "gradient_clipping": 1.0}, "Lion", "Lion"),
+    "another optimizer": (
+        {**deepspeed(), "optimizer": {"type": "Lion"}, "gradient_clipping": 1.0}, "Lion", "Lion"),
     "Megatron-LM": (
         {"distributed_type": "MEGATRON_LM", "num_processes": 8,
          "megatron_lm_config": {"megatron_lm_tp_degree": 8}}, "MEGATRON", "MEGATRON"),
