@@ -7,7 +7,6 @@ which is filled in where the model is known (:func:`with_hidden_size`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -181,8 +180,7 @@ def own_key(spelling: str) -> str:
 
 def _load(path: Any) -> Mapping[str, Any]:
     try:
-        is_text = str(path).lstrip().startswith("{")
-        document = json.loads(path) if is_text else read_json(path)
+        document = read_json(path)
     except OSError as error:
         raise ConfigError(f"--deepspeed {path}: {error.strerror or error}.") from None
     except ValueError as error:

@@ -101,7 +101,7 @@ def read_script_command(
         # alignment-handbook's scripts, and TRL's own, are called as their trainers
         document_format = replace(document_format, read=partial(read_trl, method=method))
         method = ""
-    _note_script(keys, stem, arguments)
+    _note_script(keys, stem, {**document, **arguments})
     if method:
         keys.miss(f"{stem}.py", f"{METHODS[method]}; priced is supervised fine-tuning")
     if document_format is None:
@@ -192,6 +192,7 @@ _TASKS_OF_SCRIPTS = {
     "run_summarization": "seq2seq-lm",
     "run_translation": "seq2seq-lm",
     "run_image_classification": "image-classification",
+    "run_semantic_segmentation": "image-segmentation",
     "run_mim": "masked-image-modeling",
     "run_audio_classification": "audio-classification",
     "run_speech_recognition_ctc": "ctc",
@@ -224,12 +225,16 @@ def _note_script(keys: DocumentKeys, stem: str, arguments: Mapping[str, Any]) ->
         keys.set_at("task", _TASKS_OF_SCRIPTS[apart], default)
     for option, length in _LENGTHS_OF_SCRIPTS.get(apart, {}).items():
         keys.set_at(option, length, default)
+    if "target_len" in _LENGTHS_OF_SCRIPTS.get(apart, {}):
+        # val_max_target_length, which is max_target_length unless it is named
+        length = arguments.get("max_target_length", _LENGTHS_OF_SCRIPTS[apart]["target_len"])
+        keys.set_at("generation_max_length", length, default)
     if apart in _LENGTHS_OF_TOKENIZERS and not any(key in arguments for key in _LENGTH_KEYS):
         keys.set_at("seq_len", 1024, default)
         keys.miss(
             f"{stem}.py",
-            "the longest sample is the tokenizer's to say, mostly 1,024 tokens, which are priced; "
-            "--seq-len says it",
+            "the longest sample is the tokenizer's to say: priced are 1,024 tokens, or the model's "
+            "positions where those are fewer; --seq-len says it",
         )
     if apart != stem:
         # a loop of its own on accelerate, around torch's AdamW

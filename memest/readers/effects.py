@@ -127,6 +127,10 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
     if "peft" in acting and str(acting["peft"].value).lower() not in ("lora", "dora", "adalora"):
         for option in ("lora_alpha", "lora_dropout", "use_dora", "use_rslora"):
             drop(option, f"{acting['peft'].value} has no such setting")
+    optimizer = str(acting["optim"].value) if "optim" in acting else "auto"
+    if not optimizer.startswith(("galore", "apollo")):
+        # the Trainer asks for them beside these alone (_setup_low_rank_optimizer)
+        drop("optim_target_modules", f"--optim {optimizer} takes no modules")
     if not any(name in acting for name in ("peft", "adapter", "lora_r", "lora_target_modules")):
         for option in (*OPTIONS_OF_LORA, "autocast_adapter_dtype"):
             drop(option, "no adapters are trained")

@@ -36,7 +36,7 @@ from memest.readers.values import (
     Remark,
     names_of,
 )
-from memest.readers.with_model import fit_to_model, takes_tokens
+from memest.readers.with_model import fit_to_model, length_remarks
 from memest.report.result import Origin
 
 __all__ = ["RunConfig", "origins_of", "settle"]
@@ -193,8 +193,9 @@ def settle(
     ignored += [remark for remark in remarks if not remark.why.startswith("not priced")]
     not_modelled += [remark for remark in remarks if remark.why.startswith("not priced")]
     named_size = any(option in acting for option in ("seq_len", "image_size", "audio_seconds"))
-    if named_size or not takes_tokens(None, setup.task):
+    if named_size:
         not_modelled = [remark for remark in not_modelled if not remark.key.endswith(LENGTH)]
+    not_modelled = list(length_remarks(not_modelled, None, setup))
     settled = tuple(
         f"{flag} says it"
         for each in flag_values

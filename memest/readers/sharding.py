@@ -370,12 +370,13 @@ def _present_spelling(keys: DocumentKeys) -> dict[str, Any]:
     document = dict(keys.document)
     for precision in ("bf16", "fp16"):
         part = document.get(precision)
-        for key in HALF_PRECISION_KEYS if isinstance(part, Mapping) else ():
+        if not isinstance(part, Mapping):
+            continue
+        document[precision] = {k: v for k, v in part.items() if k not in HALF_PRECISION_KEYS}
+        for key in HALF_PRECISION_KEYS:
             if part.get(key) and part.get("enabled", "auto") is not False:
                 why = "master weights, gradients or states in half precision: float32 is priced"
                 keys.miss(f"{precision}.{key}", Saving(why))
-        if isinstance(part, Mapping):
-            document[precision] = {k: v for k, v in part.items() if k not in HALF_PRECISION_KEYS}
     zero = document.get("zero_optimization")
     if not isinstance(zero, Mapping):
         return document

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +10,14 @@ from memest.catalog.resolve import resolve_model
 from memest.config.kinds import Task
 from memest.config.positions import RawConfig, length_limit
 from memest.errors import MemestError
-from memest.readers.values import LENGTH, Level
+from memest.readers.values import LENGTH, Level, Remark
 
 if TYPE_CHECKING:
     from memest.catalog.resolve import ModelSource
     from memest.config.setup import Setup
     from memest.readers.run_config import RunConfig
 
-__all__ = ["fit_to_model", "takes_tokens"]
+__all__ = ["fit_to_model", "length_remarks"]
 
 _WITHOUT_TOKENS = {
     Task.IMAGE_CLASSIFICATION: "AutoModelForImageClassification",
@@ -25,8 +25,10 @@ _WITHOUT_TOKENS = {
     Task.MASKED_IMAGE_MODELING: "AutoModelForMaskedImageModeling",
     Task.AUDIO_CLASSIFICATION: "AutoModelForAudioClassification",
     Task.CTC: "AutoModelForCTC",
+    Task.SPEECH_SEQ2SEQ: "AutoModelForSpeechSeq2Seq",
 }
-"""Heads of models whose samples are images or sound alone."""
+_LABELS = "nothing names it: memest's own is taken; --target-len says it"
+"""Heads of models whose samples are images or sound."""
 
 
 def fit_to_model(run: RunConfig) -> RunConfig:
@@ -40,8 +42,8 @@ def fit_to_model(run: RunConfig) -> RunConfig:
         source: ModelSource | None = resolve_model(str(run.model))
     except MemestError:  # who builds the model says what is wrong with it
         source = None
-    if is_open and not takes_tokens(source, run.setup.task):
-        return _without_length(run)
+    if is_open and not _takes_tokens(source, run.setup.task):
+        return _with_length(run, source)
     limit = _longest_sample(source, run.setup) if is_guess else None
     if guess is None or limit is None or int(guess.value) <= limit:
         return run
@@ -52,24 +54,47 @@ def fit_to_model(run: RunConfig) -> RunConfig:
     return replace(run, values=values, setup=replace(run.setup, seq_len=limit))
 
 
-def _without_length(run: RunConfig) -> RunConfig:
-    """The same without what is said of tokens."""
-    kept = tuple(each for each in run.not_modelled if not each.key.endswith(LENGTH))
-    dropped = {str(each) for each in run.not_modelled} - {str(each) for each in kept}
+def length_remarks(
+    remarks: Iterable[Remark], source: ModelSource | None, setup: Setup
+) -> Iterator[Remark]:
+    """Remarks with what is open of a sample's length as it stands for the model.
+
+    Args:
+        remarks: of a run.
+        source: of its model; None where only the task is known.
+        setup: of the run.
+    """
+    speaks = setup.task is Task.SPEECH_SEQ2SEQ or (
+        source is not None and source.auto_class == "AutoModelForSpeechSeq2Seq"
+    )
+    for remark in remarks:
+        if not remark.key.endswith(LENGTH) or _takes_tokens(source, setup.task):
+            yield remark
+        elif speaks and setup.target_len is None:
+            yield Remark(remark.key.replace("samples", "labels"), _LABELS)
+
+
+def _with_length(run: RunConfig, source: ModelSource | None) -> RunConfig:
+    """The same, what is open of its length said of this model."""
+    kept = tuple(length_remarks(run.not_modelled, source, run.setup))
+    before, after = ([str(each) for each in remarks] for remarks in (run.not_modelled, kept))
+    new = [each for each in after if each not in before]
     words = {
-        name: tuple(each for each in getattr(run.setup, name) if each not in dropped)
-        for name in ("unpriced", "overpriced")
+        "unpriced": (
+            *(each for each in run.setup.unpriced if each in after or each not in before),
+            *new,
+        ),
     }
     values = tuple(
         replace(each, value=words.get(each.option, each.value))
         for each in run.values
         if words.get(each.option, ("",))
     )
-    setup = replace(run.setup, unpriced=words["unpriced"], overpriced=words["overpriced"])
+    setup = replace(run.setup, unpriced=words["unpriced"])
     return replace(run, not_modelled=kept, values=values, setup=setup)
 
 
-def takes_tokens(source: ModelSource | None, task: Task) -> bool:
+def _takes_tokens(source: ModelSource | None, task: Task) -> bool:
     """Whether samples of a model may be tokens: False where it is known that they are not."""
     if task in _WITHOUT_TOKENS:
         return False

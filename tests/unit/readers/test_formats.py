@@ -81,7 +81,7 @@ EXPECTED = {
         {"num_gpus": (8, "num_processes"), "precision": ("fp16", "mixed_precision")},
         {},
         ("main_training_function",),
-        ("dynamo_config",),
+        ("dynamo_config.dynamo_backend",),
     ),
     "ds_zero2.json": (
         "DeepSpeed",
