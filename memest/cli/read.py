@@ -33,7 +33,7 @@ def read(
     from memest.report.words import render_origins
 
     place = {name: value for name, value in options.items() if name not in run.options}
-    words = command_words("estimate", model or run.model or "MODEL", {**place, **run.options})
+    words = command_words("estimate", run.model or model or "MODEL", {**place, **run.options})
     command = shlex.join(words)
     rows = run.named_origins
     if output.as_json:

@@ -44,6 +44,8 @@ def fit_to_model(run: RunConfig) -> RunConfig:
         source = None
     if is_open and not _takes_tokens(source, run.setup.task):
         return _with_length(run, source)
+    if run.setup.rollouts is not None:  # prompts and completions share it
+        return run
     limit = _longest_sample(source, run.setup) if is_guess else None
     if guess is None or limit is None or int(guess.value) <= limit:
         return run

@@ -303,7 +303,7 @@ def test_the_same_question_can_be_asked(monkeypatch, capsys, name):
     monkeypatch.chdir(folder if "unseen" in name else RUN_CONFIGURATIONS)
     name = name.removeprefix("unseen/")
     try:
-        read = memest.read_config(name, model="gpt2")
+        read = memest.read_config(name, model="gpt2").with_model(None, {})
     except memest.ConfigError:
         pytest.skip("no configuration by itself")
     shown = document(capsys, "read", "gpt2", "--config", name)
