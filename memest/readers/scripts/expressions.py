@@ -215,9 +215,9 @@ class Expressions:
             found = data.attributes.get(node.attr, of_instance)
             return self.unknown(node) if found is None else found
         if isinstance(data, Class):
-            method = data.methods.get(node.attr)
-            found = data.fields.get(node.attr) or (method and Value(method.bound(None, data)))
-            return found or self.unknown(node)
+            if node.attr in data.methods:
+                return Value(data.methods[node.attr].bound(None, data))
+            return data.fields.get(node.attr) or self.unknown(node)
         if isinstance(data, Mapping) and node.attr in data:
             return base.with_data(data[node.attr])
         return self.unknown(node)
