@@ -137,7 +137,8 @@ def _plan(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) 
         return image(built_model, setup, parameters)
     if "input_ids" in parameters:
         plans, sizes, notes = text(built_model, setup, parameters)
-        media = [name for name in (*_SOUND, "pixel_values") if name in parameters]
+        fed = {plan.name for plan in plans}
+        media = [n for n in (*_SOUND, "pixel_values") if n in parameters and n not in fed]
         left_out = f"{', '.join(media)} of {type(built_model.model).__name__}: not fed, the step "
         return plans, sizes, [*notes, *([f"{left_out}of text alone is priced"] if media else [])]
     raise ConfigError(
