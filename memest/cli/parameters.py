@@ -20,7 +20,6 @@ from memest.errors import ConfigError
 from memest.readers.reading import names_config, read_config
 from memest.readers.run_config import RunConfig, settle
 from memest.readers.values import Level
-from memest.readers.with_model import fit_to_model
 
 __all__ = ["read_question", "with_options"]
 
@@ -192,7 +191,7 @@ def read_question(
             "the launch command of the run: `memest estimate --help` has examples."
         )
     if run.model is not None and run.sources:
-        run = fit_to_model(run)
+        run = run.fitted()
         model_names = [str(run.model), *model_names[1:]]  # with what a configuration changes of it
     run_options = run.options if files or launch is not None else flags
     defaults = {each.option for each in run.values if each.level is Level.DEFAULT}

@@ -169,7 +169,7 @@ class OptimizerTraces:
 
     def _by_rule(self, weights: tuple[Weight, ...], key: dict[str, Any]) -> Family | None:
         """Updates that follow from those of other shapes; None where they do not, or not yet."""
-        rule_key = _rule_key(weights, facts_of(key["setup"]["optim"]).size_limits, key)
+        rule_key = _rule_key(weights, key)
         name = digest_of(rule_key)
         if name not in self._rules and self._keeps:
             rule = self._known_profiles.stored_rule(rule_key, len(weights))
@@ -190,12 +190,12 @@ class OptimizerTraces:
         """Find out what updates of other shapes follow from these, and keep it."""
         if setup.optimizer not in BY_SHAPE:
             return False
-        limits = facts_of(setup.optimizer).size_limits
-        rule_key = _rule_key(weights, limits, key)
+        rule_key = _rule_key(weights, key)
         name = digest_of(rule_key)
         if name in self._rules:
             return False  # it was looked for, and there is none
         try:
+            limits = facts_of(setup.optimizer).size_limits
             marks = marked_weights(weights, limits)
             if setup.optimizer == "adafactor":
                 _check_rows(marks)
@@ -251,11 +251,10 @@ def _check_rows(weights: tuple[Weight, ...]) -> None:
         raise NoRuleError
 
 
-def _rule_key(
-    weights: tuple[Weight, ...], size_limits: tuple[int, ...], key: dict[str, Any]
-) -> dict[str, Any]:
+def _rule_key(weights: tuple[Weight, ...], key: dict[str, Any]) -> dict[str, Any]:
     """The key of what is done to weights of any shapes."""
-    return {**key, "weights": digest_of(shape_classes(weights, size_limits)), "rule": 2}
+    limits = facts_of(key["setup"]["optim"]).size_limits
+    return {**key, "weights": digest_of(shape_classes(weights, limits)), "rule": 2}
 
 
 def _digest(weights: tuple[Weight, ...]) -> str:

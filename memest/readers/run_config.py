@@ -36,7 +36,7 @@ from memest.readers.values import (
     Remark,
     names_of,
 )
-from memest.readers.with_model import fit_to_model, length_remarks
+from memest.readers.with_model import fitted, length_remarks
 from memest.report.result import Origin
 
 __all__ = ["RunConfig", "origins_of", "settle"]
@@ -145,7 +145,13 @@ class RunConfig:
             raise ConfigError(
                 f"{run.model_problem}: give it, memest.read_config(..., model='...')."
             )
-        return fit_to_model(run)
+        return run.fitted()
+
+    def fitted(self) -> RunConfig:
+        """The same, with guesses that the model takes."""
+        parts = fitted(str(self.model), self.values, self.not_modelled, self.setup)
+        values, not_modelled, setup = parts
+        return replace(self, values=values, not_modelled=not_modelled, setup=setup)
 
 
 def settle(

@@ -10,50 +10,65 @@ from memest.catalog.resolve import resolve_model
 from memest.config.kinds import Task
 from memest.config.positions import RawConfig, length_limit
 from memest.errors import MemestError
-from memest.readers.values import LENGTH, Level, Remark
+from memest.readers.values import LENGTH, Level, ReadValue, Remark
 
 if TYPE_CHECKING:
     from memest.catalog.resolve import ModelSource
     from memest.config.setup import Setup
-    from memest.readers.run_config import RunConfig
 
-__all__ = ["fit_to_model", "length_remarks"]
+__all__ = ["NO_LABELS", "fitted", "length_remarks"]
 
+_Parts = tuple[tuple[ReadValue, ...], tuple[Remark, ...], "Setup"]
+"""Of a run that was read: its values, what is not modelled, and the setup that they make."""
+_OF_SOUND = {
+    Task.AUDIO_CLASSIFICATION: "AutoModelForAudioClassification",
+    Task.CTC: "AutoModelForCTC",
+}
 _WITHOUT_TOKENS = {
+    **_OF_SOUND,
     Task.IMAGE_CLASSIFICATION: "AutoModelForImageClassification",
     Task.IMAGE_SEGMENTATION: "AutoModelForSemanticSegmentation",
     Task.MASKED_IMAGE_MODELING: "AutoModelForMaskedImageModeling",
-    Task.AUDIO_CLASSIFICATION: "AutoModelForAudioClassification",
-    Task.CTC: "AutoModelForCTC",
     Task.SPEECH_SEQ2SEQ: "AutoModelForSpeechSeq2Seq",
 }
-_LABELS = "nothing names it: memest's own is taken; --target-len says it"
 """Heads of models whose samples are images or sound."""
+NO_LABELS = "nothing names it: memest's own is taken; --target-len says it"
+"""What is said where nothing names how long the labels of speech are."""
+_NO_SECONDS = "nothing names it: 5 s are taken; --audio-seconds says it"
 
 
-def fit_to_model(run: RunConfig) -> RunConfig:
-    """The same, guesses of memest and of frameworks within what the model takes."""
-    guess = next((each for each in run.values if each.option == "seq_len"), None)
+def fitted(
+    model: str, values: tuple[ReadValue, ...], not_modelled: tuple[Remark, ...], setup: Setup
+) -> _Parts:
+    """The same, guesses of memest and of frameworks within what the model takes.
+
+    Args:
+        model: reference of it.
+        values: of the run.
+        not_modelled: what of the run is not modelled.
+        setup: that the values make.
+    """
+    unchanged = values, not_modelled, setup
+    guess = next((each for each in values if each.option == "seq_len"), None)
     is_guess = guess is not None and guess.level is Level.DEFAULT
-    is_open = any(remark.key.endswith(LENGTH) for remark in run.not_modelled)
+    is_open = any(remark.key.endswith(LENGTH) for remark in not_modelled)
     if not (is_guess or is_open):
-        return run
+        return unchanged
     try:
-        source: ModelSource | None = resolve_model(str(run.model))
+        source: ModelSource | None = resolve_model(model)
     except MemestError:  # who builds the model says what is wrong with it
         source = None
-    if is_open and not _takes_tokens(source, run.setup.task):
-        return _with_length(run, source)
-    if run.setup.rollouts is not None:  # prompts and completions share it
-        return run
-    limit = _longest_sample(source, run.setup) if is_guess else None
+    if is_open and not _takes_tokens(source, setup.task):
+        return _with_length(source, values, not_modelled, setup)
+    if setup.rollouts is not None:  # prompts and completions share it
+        return unchanged
+    limit = _longest_sample(source, setup) if is_guess else None
     if guess is None or limit is None or int(guess.value) <= limit:
-        return run
+        return unchanged
     origin = f"the model's positions ({guess.origin}: {guess.value})"
-    values = tuple(
-        replace(each, value=limit, origin=origin) if each is guess else each for each in run.values
-    )
-    return replace(run, values=values, setup=replace(run.setup, seq_len=limit))
+    fitting = replace(guess, value=limit, origin=origin)
+    values = tuple(fitting if each is guess else each for each in values)
+    return values, not_modelled, replace(setup, seq_len=limit)
 
 
 def length_remarks(
@@ -66,34 +81,36 @@ def length_remarks(
         source: of its model; None where only the task is known.
         setup: of the run.
     """
-    speaks = setup.task is Task.SPEECH_SEQ2SEQ or (
-        source is not None and source.auto_class == "AutoModelForSpeechSeq2Seq"
-    )
+    kind = "" if source is None else source.auto_class
+    speaks = setup.task is Task.SPEECH_SEQ2SEQ or kind == "AutoModelForSpeechSeq2Seq"
+    sounds = setup.task in _OF_SOUND or kind in _OF_SOUND.values()
     for remark in remarks:
         if not remark.key.endswith(LENGTH) or _takes_tokens(source, setup.task):
             yield remark
         elif speaks and setup.target_len is None:
-            yield Remark(remark.key.replace("samples", "labels"), _LABELS)
+            yield Remark(remark.key.replace("samples", "labels"), NO_LABELS)
+        elif sounds and setup.audio_seconds is None:
+            yield Remark(remark.key, _NO_SECONDS)
 
 
-def _with_length(run: RunConfig, source: ModelSource | None) -> RunConfig:
+def _with_length(
+    source: ModelSource | None,
+    values: tuple[ReadValue, ...],
+    not_modelled: tuple[Remark, ...],
+    setup: Setup,
+) -> _Parts:
     """The same, what is open of its length said of this model."""
-    kept = tuple(length_remarks(run.not_modelled, source, run.setup))
-    before, after = ([str(each) for each in remarks] for remarks in (run.not_modelled, kept))
-    new = [each for each in after if each not in before]
-    words = {
-        "unpriced": (
-            *(each for each in run.setup.unpriced if each in after or each not in before),
-            *new,
-        ),
-    }
+    kept = tuple(length_remarks(not_modelled, source, setup))
+    before, after = ([str(each) for each in remarks] for remarks in (not_modelled, kept))
+    dropped = {*before} - {*after}
+    unpriced = tuple(each for each in setup.unpriced if each not in dropped)
+    unpriced += tuple(each for each in after if each not in before)
     values = tuple(
-        replace(each, value=words.get(each.option, each.value))
-        for each in run.values
-        if words.get(each.option, ("",))
+        replace(each, value=unpriced) if each.option == "unpriced" else each
+        for each in values
+        if unpriced or each.option != "unpriced"
     )
-    setup = replace(run.setup, unpriced=words["unpriced"])
-    return replace(run, not_modelled=kept, values=values, setup=setup)
+    return values, kept, replace(setup, unpriced=unpriced)
 
 
 def _takes_tokens(source: ModelSource | None, task: Task) -> bool:

@@ -341,7 +341,7 @@ class Calls(Expressions):
             parsed = self._of_parser(data, call)
             if parsed is not None:
                 return parsed
-        if name in (*_SAME, *_SETTERS) and isinstance(data, Call):
+        if (name in _SAME or name in _SETTERS) and isinstance(data, Call):
             return base
         is_lost = isinstance(data, Unknown) and name != "prepare" and name not in DATA_SETS
         return self.unknown(node) if is_lost else Value(call)
@@ -351,7 +351,10 @@ class Calls(Expressions):
     ) -> None:
         """``super().__init__(...)`` in a class of the script: what the library's class is given."""
         function = self._active[-1].node if self._active else None
-        if as_text(node.func) != "super().__init__" or not isinstance(function, ast.FunctionDef):
+        is_start = isinstance(node.func, ast.Attribute) and node.func.attr == "__init__"
+        if not is_start or not isinstance(function, ast.FunctionDef):
+            return
+        if as_text(node.func) != "super().__init__":
             return
         own = function.args.args[0].arg if function.args.args else ""
         made = names.find(own)

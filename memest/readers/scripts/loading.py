@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from urllib.parse import quote
-
+from memest.catalog.changes import with_changes
 from memest.config.quantization import METHODS as PACKED
 from memest.config.quantization import is_key_of_bases
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
@@ -181,8 +179,7 @@ def _name_entries(document: CallDocument) -> None:
     """Entries of the configuration behind the model's name, ``gpt2?n_layer=2``."""
     name = document.get(MODEL_KEY)
     if isinstance(name, str) and document.entries:
-        changes = (f"{key}={quote(json.dumps(v))}" for key, v in document.entries.items())
-        document.change(MODEL_KEY, f"{name}?{'&'.join(changes)}")
+        document.change(MODEL_KEY, with_changes(name, document.entries))
 
 
 def _is_quantised(document: CallDocument) -> bool:

@@ -12,7 +12,8 @@ from memest.readers.scripts.lightning import LightningRun, lightning_of
 from memest.readers.scripts.loop_body import read_body
 from memest.readers.scripts.things import Call, Symbol, Unknown, Value
 from memest.readers.scripts.vision import is_vision_load
-from memest.readers.values import Bounded, DocumentReading, Saving
+from memest.readers.training_arguments import NO_LENGTH
+from memest.readers.values import LENGTH, Bounded, DocumentReading, Saving
 
 __all__ = ["read_loop"]
 
@@ -53,8 +54,7 @@ def read_loop(found: Found) -> tuple[DocumentReading, set[str]]:
     read_table(keys, KeyTable(own_names=True))
     takes_text = found.load is None or not is_vision_load(found.load)
     if takes_text and keys.value_of("seq_len") is None and not document.has_missed("seq_len"):
-        why = Bounded("nothing names it: 512 tokens are taken; --seq-len says it")
-        document.miss(_line_of_loop(found), "length of samples", why)
+        document.miss(_line_of_loop(found), LENGTH, NO_LENGTH)
     return document.reading(keys), document.used
 
 

@@ -106,9 +106,10 @@ def _other_models(document: CallDocument, found: Found) -> None:
 
 def _same_arguments(one: Call, other: Call | None) -> bool:
     """Whether two trainers have one configuration, and the same model."""
-    pairs = zip(
-        *[(arguments_of(t), t.argument(0, "model")) for t in (one, other) if t], strict=True
-    )
+    if other is None:
+        return False
+    models = one.argument(0, "model"), other.argument(0, "model")
+    pairs = (models, (arguments_of(one), arguments_of(other)))
     return all(a is not None and b is not None and a.data == b.data for a, b in pairs)
 
 

@@ -24,7 +24,8 @@ from memest.readers.scripts.remarks import read_remarks
 from memest.readers.scripts.source import parse_script
 from memest.readers.scripts.trainer import read_trainer
 from memest.readers.scripts.vision import is_vision_load
-from memest.readers.values import Bounded, DocumentReading, Level, ReadValue, Remark
+from memest.readers.values import LENGTH, Bounded, DocumentReading, Level, ReadValue, Remark
+from memest.readers.with_model import NO_LABELS
 
 __all__ = ["Script", "read_script"]
 
@@ -36,14 +37,8 @@ _WHOLES = {
 """Configurations that a script makes, and what of them its arguments may name as well."""
 
 
-_NO_TEXT = frozenset(
-    """image-classification image-segmentation masked-image-modeling audio-classification
-    ctc""".split()
-)
-_OF_SOUND = ("audio-classification", "ctc")
-_SECONDS = "nothing names it: 5 s are taken; --audio-seconds says it"
-_SPEECH = ("Whisper", "Speech2Text", "SpeechEncoderDecoder", "AutoModelForSpeechSeq2Seq")
-_LABELS = "nothing names it: memest's own is taken; --target-len says it"
+_SPEECH = ("Whisper", "Speech2Text", "SpeechEncoderDecoder")
+"""Beginnings of classes whose samples are speech, where no task says so."""
 _SMALL_OUTPUTS = frozenset(
     """sequence-classification image-classification audio-classification multiple-choice""".split()
 )
@@ -123,19 +118,13 @@ class Script:
         """Remarks as they stand for the model's head: what samples are, how large outputs are."""
         load = self.found.load
         kind = load.maker if load is not None else ""
-        if load is not None and is_vision_load(load) and "segmentation" not in load.path:
+        is_vision = load is not None and is_vision_load(load)
+        if load is not None and is_vision and "segmentation" not in load.path:
             task = "image-classification"
         for remark in remarks:
-            if remark.key.endswith("length of samples"):
-                if kind.startswith(_SPEECH) or task == "speech-seq2seq":
-                    if "target_len" not in values:
-                        yield Remark(remark.key.replace("samples", "labels"), _LABELS)
-                elif task in _OF_SOUND:
-                    if "audio_seconds" not in values:
-                        yield Remark(remark.key, _SECONDS)
-                elif task not in _NO_TEXT:
-                    # a script makes samples of one length, and this is not it for certain
-                    yield Remark(remark.key, str(remark.why))
+            if remark.key.endswith(LENGTH) and (is_vision or kind.startswith(_SPEECH)):
+                if not is_vision and "target_len" not in values:
+                    yield Remark(remark.key.replace("samples", "labels"), NO_LABELS)
             elif task in _SMALL_OUTPUTS and remark.key.endswith(_OF_OUTPUTS):
                 yield Remark(remark.key, Bounded(remark.why))
             else:

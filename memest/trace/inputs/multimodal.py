@@ -178,24 +178,28 @@ def _fixed_tokens(config: Any, size: int) -> int:
         value = getattr(config, name, None)
         if isinstance(value, int) and value:
             return value
+    # InternVL puts neighbouring patches together
+    grid = int((size // _patch(config)) ** 2 * getattr(config, "downsample_ratio", 1.0) ** 2)
+    keeps_class_token = getattr(config, "vision_feature_select_strategy", "default") == "full"
+    has_class = getattr(config.vision_config, "model_type", "").startswith("clip")
+    return grid + 1 if keeps_class_token and has_class else grid
+
+
+def _patch(config: Any) -> int:
     patch = side_of(config.vision_config.patch_size)
     if patch is None:
         raise ConfigError(
             f"The inputs of {config.model_type} are not modelled: nothing tells how many tokens of "
             "the text an image takes. Give example inputs."
         )
-    # InternVL puts neighbouring patches together
-    grid = int((size // patch) ** 2 * getattr(config, "downsample_ratio", 1.0) ** 2)
-    keeps_class_token = getattr(config, "vision_feature_select_strategy", "default") == "full"
-    has_class = getattr(config.vision_config, "model_type", "").startswith("clip")
-    return grid + 1 if keeps_class_token and has_class else grid
+    return patch
 
 
 def _tiles_and_thumbnail(built_model: BuiltModel, setup: Setup) -> Media:
     """LLaVA-NeXT: the image in tiles of the tower's size, and once as a whole."""
     config = built_model.config
     tile = config.vision_config.image_size
-    side = tile // (side_of(config.vision_config.patch_size) or tile)
+    side = tile // _patch(config)
     size = setup.image_size or 2 * tile
     height, width = min(
         (tuple(point) for point in config.image_grid_pinpoints),

@@ -176,3 +176,15 @@ def test_trl_s_own_script_is_what_its_command_says(tmp_path, monkeypatch, words)
     assert (run.options["batch"], run.options["seq_len"]) == (2, 512)
     assert run.options.get("lora_r") == (32 if words else None)
     assert not run.setup.unpriced
+
+
+def test_nothing_names_how_long_sound_is(write):
+    text = "from transformers import AutoModelForCTC, Trainer, TrainingArguments\n{}\n" + trained(
+        "d"
+    )
+    load = "model = AutoModelForCTC.from_pretrained('facebook/wav2vec2-base')"
+    run = read(write, text.format(load), head="")
+
+    assert any("5 s are taken" in words for words in run.setup.unpriced)
+    again = memest.read_config("run.py", audio_seconds=4)
+    assert not any("5 s are taken" in words for words in again.setup.unpriced)
