@@ -146,7 +146,11 @@ def option_texts(name: str, value: Any) -> list[str]:
 def _spelt(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Options with the values that a text can have: ZeRO's settings stand in a document."""
     for name, value in options.items():
-        if name == "zero_settings" and "zero_optimization" not in value:
+        if (
+            isinstance(value, Mapping)
+            and name == "zero_settings"
+            and "zero_optimization" not in value
+        ):
             yield name, {"zero_optimization": {"stage": options.get("zero", 0), **dict(value)}}
         else:
             yield name, value

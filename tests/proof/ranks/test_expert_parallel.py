@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 import memest
@@ -12,7 +10,7 @@ from memest.errors import ConfigError
 from memest.replay.replay import check_events
 from memest.sharding.nccl import CONNECTION_BYTES, MOST_CHANNELS, communicators
 from support.expert_ranks import real_rank
-from support.phases import check_phases
+from support.phases import check_phases, check_sums
 from support.ranks import as_run, of_steps
 from support.real_memory import differences
 from support.tensor_ranks import predicted
@@ -109,19 +107,6 @@ def taken(run):
     return run
 
 
-def take_sums(run):
-    """Take the sums that a backward makes in new memory out of the events, and count their sizes.
-
-    Autograd cannot add in place where one of gloo's threads still holds what it gathered.
-    """
-    sums = [
-        e for e in run.events
-        if e.phase.startswith("backward") and e.op.endswith(("/aten::add", "/aten.add.Tensor"))
-    ]  # fmt: skip
-    run.events = [e for e in run.events if e not in sums]
-    return Counter((e.phase, e.nbytes) for e in sums if e.nbytes >= LEAST)
-
-
 @pytest.mark.slow(but=("gpt_oss-setup2",))
 @pytest.mark.parametrize(
     ("model", "setup"), [("mixtral", {}), ("qwen3_moe", {"grad_accum": 2}), ("gpt_oss", {})]
@@ -131,9 +116,7 @@ def test_two_processes_that_exchange_tokens_allocate_the_same(model, setup):
     case = case_of(model, setup, 2)
     run, real = taken(as_run(predicted(case))), taken(real_rank(case, "gloo"))
     assert len(run.events) > 500
-    made, foretold = take_sums(real), take_sums(run)
-    assert foretold <= made
-    assert (made - foretold).total() < 20
+    check_sums(real, run, LEAST)
     assert differences(real, run, at_least=LEAST) == []
 
 

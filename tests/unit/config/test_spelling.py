@@ -4,7 +4,7 @@ import shlex
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import memest
@@ -26,6 +26,7 @@ _WORDS = st.text(
 
 @pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(_NAMES), _WORDS, min_size=1, max_size=5))
+@example({"task": "0", "zero_settings": "0"})
 def test_a_scenario_reads_as_it_was_written(options: dict[str, str]) -> None:
     assert read_scenario(write_scenario(options)) == options
 
