@@ -91,7 +91,15 @@ class ModelLoadError(MemestError):
 
 
 class TraceError(MemestError):
-    """A model whose training step cannot be traced."""
+    """A model whose training step cannot be traced.
+
+    Attributes:
+        why: without what to do about it, where the model's own code failed.
+    """
+
+    def __init__(self, message: str, why: str = "") -> None:
+        super().__init__(message)
+        self.why = why
 
 
 class NotKnownError(MemestError):

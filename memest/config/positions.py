@@ -22,6 +22,7 @@ __all__ = [
     "length_limit",
     "max_positions",
     "max_targets",
+    "text_part",
 ]
 
 # n_positions is there but positions are relative, or sinusoidal without a table
@@ -87,9 +88,19 @@ class RawConfig:
         return of_text and not parts and isinstance(self._values.get("vocab_size"), int)
 
 
+def text_part(config: Any) -> Any:
+    """The part of a configuration that is the text's; the whole where no part alone is."""
+    if not hasattr(config, "get_text_config"):
+        return config
+    try:
+        return config.get_text_config()
+    except ValueError:  # two parts read text (MusicGen): transformers does not choose
+        return config
+
+
 def max_positions(config: Any) -> int | None:
     """How many tokens the position table holds, None where there is no bound."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = text_part(config)
     if text.model_type in _UNBOUNDED or config.model_type in _UNBOUNDED:
         return None
     for name in _LIMITS:

@@ -22,7 +22,7 @@ from memest.profiles.transcript import Stack
 from memest.trace.cuda.devices import cuda_is_meta
 from memest.trace.evaluation import trace_evaluation
 from memest.trace.generation import trace_generation
-from memest.trace.inputs.batch import PlannedBatch, TensorPlan, realise
+from memest.trace.inputs.batch import PlannedBatch, TensorPlan, blaming_inputs, realise
 from memest.trace.inputs.completions import COMPLETIONS_NOTE, SCORED_NOTE
 from memest.trace.inputs.example import ExampleBatch
 from memest.trace.inputs.pairs import PAIRS_NOTE
@@ -373,6 +373,7 @@ def trace_built(
         trace.counts = meta_model.counts
         return trace
     with (
+        blaming_inputs(meta_model.plan, plans),
         shallow(meta_model.model, stacks, periods),
         rank_model(meta_model.model, setup) as model,
         restore_model(model),
@@ -440,9 +441,8 @@ def _driver_of(gpu: GpuTraits, setup: Setup, operators: str) -> GpuTraits | None
 
 @contextmanager
 def _own_code_context(meta_model: MetaModel, gpu: GpuTraits | None) -> Iterator[None]:
-    """What code of the user's own may do: name ``cuda``, ask its driver, draw random numbers."""
-    if meta_model.own_code:
-        seed_generators()
+    """What code may do by itself: name ``cuda``, ask its driver, draw random numbers."""
+    seed_generators()
     with cuda_is_meta(gpu, enabled=meta_model.own_code):
         yield
 

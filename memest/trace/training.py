@@ -464,8 +464,9 @@ def _trace_error(recorder: Recorder, error: BaseException) -> MemestError:
     line = line_of(error.__traceback__)
     where += f", at {line}" if line else ""
     text = (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
+    why = f"The training step cannot be traced, {where}: {type(error).__name__}: {text}."
     return TraceError(
-        f"The training step cannot be traced, {where}: {type(error).__name__}: {text}. If the same "
-        "step runs on a real device, try another --attn-implementation or --task; --debug shows "
-        "the traceback."
+        f"{why} If the same step runs on a real device, try another --attn-implementation or "
+        "--task; --debug shows the traceback.",
+        why,
     )

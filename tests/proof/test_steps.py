@@ -7,12 +7,15 @@ choices. Whatever differs must be host memory, which a CPU run cannot tell apart
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
 from memest.calibration.running.cpu_memory import mark, measure
 from memest.config.optimizers import OPTIMIZER_FACTS
 from memest.config.setup import Loop
+from memest.trace.inputs.batch import nested
 from support.real_steps import check_order, check_step
 
 PLAIN, ACCELERATE, TRAINER = (loop.value for loop in (Loop.PLAIN, Loop.ACCELERATE, Loop.TRAINER))
@@ -52,6 +55,13 @@ CASES = [
     _case("wav2vec2", loop=TRAINER, slow=True),
     _case("mixtral", dtype="bfloat16", slow=True),
     _case("qwen3_moe", dtype="bfloat16", loop=TRAINER, slow=True),
+    _case("videomae", slow=True),
+    _case("timesformer", slow=True),
+    _case("trocr", loop=TRAINER, attn_implementation="eager", slow=True),
+    _case("idefics3", slow=True),
+    _case("internvl", loop=TRAINER, slow=True),
+    _case("git", slow=True),
+    _case("granite_speech"),
     # loops, accumulation, clipping, zero_grad
     _case("bert", loop=TRAINER, grad_accum=3, optim="adamw_torch_fused", slow=True),
     _case("bert", loop=TRAINER, max_grad_norm=0.0, slow=True),
@@ -107,6 +117,24 @@ CASES = [
 @pytest.mark.parametrize(("model", "setup"), CASES)
 def test_step_allocates_what_a_real_one_does(model, setup):
     check_step(model, setup)
+
+
+@pytest.mark.parametrize("model", ["yolos", pytest.param("detr", marks=pytest.mark.slow)])
+def test_step_of_a_detector_allocates_what_a_real_one_does(model):
+    """Its labels are dicts in a list, which a run puts together as it calls the model."""
+
+    @contextmanager
+    def nesting(twins):
+        def nest(_module, args, batch):
+            return args, nested(batch)
+
+        models = twins.real, twins.built_model.model
+        hooks = [each.register_forward_pre_hook(nest, with_kwargs=True) for each in models]
+        yield
+        for hook in hooks:
+            hook.remove()
+
+    check_step(model, {"loop": PLAIN, "attn_implementation": "eager"}, around=nesting)
 
 
 LIBRARIES = [

@@ -222,6 +222,137 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
+    "detr": {
+        "model_type": "detr",
+        "architectures": ["DetrForObjectDetection"],
+        "use_timm_backbone": False,
+        "backbone": None,
+        "backbone_config": {
+            "model_type": "resnet",
+            "embedding_size": 16,
+            "hidden_sizes": [16, 32],
+            "depths": [1, 1],
+            "layer_type": "basic",
+            "out_features": ["stage2"],
+        },
+        "d_model": 64,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_ffn_dim": 128,
+        "decoder_ffn_dim": 128,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "num_queries": 20,
+    },
+    "yolos": {
+        "model_type": "yolos",
+        "architectures": ["YolosForObjectDetection"],
+        **_TEXT,
+        "image_size": [64, 64],
+        "patch_size": 8,
+        "num_detection_tokens": 10,
+    },
+    "videomae": {
+        "model_type": "videomae",
+        "architectures": ["VideoMAEForVideoClassification"],
+        **_TEXT,
+        "image_size": 64,
+        "patch_size": 16,
+        "num_frames": 8,
+    },
+    "timesformer": {
+        "model_type": "timesformer",
+        "architectures": ["TimesformerForVideoClassification"],
+        **_TEXT,
+        "image_size": 64,
+        "patch_size": 16,
+        "num_frames": 4,
+    },
+    "trocr": {
+        "model_type": "vision-encoder-decoder",
+        "architectures": ["VisionEncoderDecoderModel"],
+        "encoder": {"model_type": "vit", **_TEXT, "image_size": 64, "patch_size": 8},
+        "decoder": {
+            "model_type": "trocr",
+            "d_model": 128,
+            "decoder_layers": 2,
+            "decoder_attention_heads": 4,
+            "decoder_ffn_dim": 384,
+            "vocab_size": 1000,
+            "max_position_embeddings": 64,
+            "is_decoder": True,
+            "add_cross_attention": True,
+        },
+        "is_encoder_decoder": True,
+        "decoder_start_token_id": 2,
+        "pad_token_id": 1,
+        "tie_word_embeddings": False,
+    },
+    "idefics3": {
+        "model_type": "idefics3",
+        "architectures": ["Idefics3ForConditionalGeneration"],
+        "image_token_id": 999,
+        "scale_factor": 2,
+        "text_config": {"model_type": "llama", **_LLAMA},
+        "vision_config": {
+            "model_type": "idefics3_vision",
+            **_TEXT,
+            "image_size": 32,
+            "patch_size": 8,
+        },
+    },
+    "internvl": {
+        "model_type": "internvl",
+        "architectures": ["InternVLForConditionalGeneration"],
+        "image_token_id": 999,
+        "downsample_ratio": 0.5,
+        "text_config": {"model_type": "qwen2", **_LLAMA},
+        "vision_config": {
+            "model_type": "internvl_vision",
+            **_TEXT,
+            "image_size": [64, 64],
+            "patch_size": [8, 8],
+        },
+    },
+    "git": {
+        "model_type": "git",
+        "architectures": ["GitForCausalLM"],
+        **_TEXT,
+        "vision_config": {
+            "model_type": "git_vision_model",
+            **_TEXT,
+            "image_size": 64,
+            "patch_size": 8,
+        },
+    },
+    "granite_speech": {
+        "model_type": "granite_speech",
+        "architectures": ["GraniteSpeechForConditionalGeneration"],
+        "audio_token_index": 999,
+        "has_lora_adapter": False,
+        "downsample_rate": 5,
+        "window_size": 15,
+        "text_config": {"model_type": "granite", **_LLAMA},
+        "encoder_config": {
+            "model_type": "granite_speech_encoder",
+            "hidden_dim": 64,
+            "num_layers": 2,
+            "num_heads": 4,
+            "dim_head": 16,
+            "input_dim": 160,
+            "output_dim": 64,
+            "context_size": 20,
+            "max_pos_emb": 32,
+        },
+        "projector_config": {
+            "model_type": "blip_2_qformer",
+            "hidden_size": 64,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 4,
+            "intermediate_size": 128,
+            "encoder_hidden_size": 64,
+        },
+    },
     "mamba": {
         "model_type": "mamba",
         "hidden_size": 64,
@@ -249,10 +380,10 @@ def setup_of(name: str, **kwargs: Any) -> Setup:
     defaults: dict[str, Any] = {"batch": 4, "optim": "adamw_torch_loop", "dtype": "float32"}
     if "hidden_size" in config or "d_model" in config or "n_embd" in config or "dim" in config:
         defaults["seq_len"] = 96
-    if name in ("vit", "swin", "convnext", "resnet", "segformer", "clip"):
+    if name in ("vit", "swin", "convnext", "resnet", "segformer", "clip", "detr"):
         defaults["image_size"] = 64
-    if name in ("whisper", "wav2vec2"):
-        defaults.pop("seq_len")
+    if name in ("whisper", "wav2vec2", "granite_speech"):
+        defaults.pop("seq_len", None)
         defaults["audio_seconds"] = 1.0
     return Setup(**{**defaults, **kwargs})
 

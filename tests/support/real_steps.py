@@ -69,15 +69,22 @@ def run_both(
     return real, run_of_trace(trace), host
 
 
-def check_step(model: str, setup: dict[str, Any], *, small: bool = False) -> None:
+def check_step(
+    model: str,
+    setup: dict[str, Any],
+    *,
+    small: bool = False,
+    around: Callable[[Twin], Any] = nullcontext,
+) -> None:
     """A step allocates what a real one does: at every boundary, in every phase, at its peak.
 
     Args:
         model: a name of ``CONFIGS``.
         setup: options of :func:`twin`.
         small: next to what trains, what stays on the host is not small.
+        around: gives what is entered around both runs.
     """
-    real, trace, host = run_both(model, setup)
+    real, trace, host = run_both(model, setup, around)
 
     assert abs(trace.peak - real.peak) <= max(0.0025 * real.peak, host * small)
     measured = {phase.name: phase for phase in real.phases}

@@ -56,7 +56,9 @@ def scaled_dot_product_attention(
     backend = choose_backend(call, gpu, forced_backend)
     if choices is not None:
         choices.append((call, backend.value))
-    if query.dim() != 4 or len({query.dtype, key.dtype, value.dtype}) > 1:
+    # check_batch_size_and_num_heads_dense: no kernel broadcasts a batch (queries of a Q-Former)
+    batches = {each.shape[0] for each in (query, key, value)}
+    if query.dim() != 4 or len(batches) > 1 or len({query.dtype, key.dtype, value.dtype}) > 1:
         backend = SdpaBackend.MATH
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = additive_mask(attn_mask, query.dtype)

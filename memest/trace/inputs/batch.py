@@ -5,14 +5,15 @@ Sizes come from the setup, else from the model's config; whatever was assumed is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from memest.config.setup import Precision, Setup, Task
-from memest.errors import ConfigError
+from memest.errors import ConfigError, TraceError
 from memest.profiles.sizing import SIZES, SizeAnswer
 from memest.trace.inputs.audio import audio
 from memest.trace.inputs.image import image
@@ -21,14 +22,25 @@ from memest.trace.inputs.tensors import (
     BatchPlan,
     BatchSizes,
     TensorPlan,
+    described,
     forward_parameters,
     realise,
+    unmodelled,
 )
 from memest.trace.inputs.text import text
 from memest.trace.losses.loss import loss_note
 from memest.trace.model.build import BuiltModel
 
-__all__ = ["BatchPlan", "BatchSizes", "PlannedBatch", "TensorPlan", "plan_batch", "realise"]
+__all__ = [
+    "BatchPlan",
+    "BatchSizes",
+    "PlannedBatch",
+    "TensorPlan",
+    "blaming_inputs",
+    "nested",
+    "plan_batch",
+    "realise",
+]
 
 _SPEECH = (Task.CTC, Task.AUDIO_CLASSIFICATION, Task.SPEECH_SEQ2SEQ)
 # these do not cast their input to the dtype of their first layer: a script has to
@@ -63,11 +75,70 @@ class PlannedBatch:
 
     def unflatten(self, batch: Mapping[str, Any]) -> Any:
         """The batch as the model takes it."""
-        return dict(batch)
+        return nested(batch)
 
-    def caller(self, _: torch.nn.Module) -> tuple[None, Callable[[Any], list[Any]]]:
+    def caller(
+        self, _: torch.nn.Module
+    ) -> tuple[Callable[[Any, Any], Any] | None, Callable[[Any], list[Any]]]:
         """The model is called as ``model(**batch)``; the labels are the target."""
-        return None, lambda batch: [v for name, v in batch.items() if name == "labels"]
+        call = _call_nested if _nests(self.built_model) else None
+        return call, lambda batch: [v for name, v in batch.items() if name == "labels"]
+
+
+def nested(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """A batch with its tensors ``labels.0.boxes`` in dicts, one for each sample.
+
+    Example:
+        >>> nested({"a": 1, "labels.0.boxes": 2, "labels.1.boxes": 3})
+        {'a': 1, 'labels': [{'boxes': 2}, {'boxes': 3}]}
+    """
+    out: dict[str, Any] = {}
+    for path, value in batch.items():
+        name, *inner = path.split(".")
+        if not inner:
+            out[name] = value
+            continue
+        samples = out.setdefault(name, [])
+        samples.extend({} for _ in range(int(inner[0]) + 1 - len(samples)))
+        samples[int(inner[0])][inner[1]] = value
+    return out
+
+
+@contextmanager
+def blaming_inputs(
+    plan: Callable[[Setup], tuple[TensorPlan, ...]], plans: Iterable[TensorPlan]
+) -> Iterator[None]:
+    """A model's own code that fails may do so on what memest made for it: say what that was.
+
+    Args:
+        plan: what made the batch; a :class:`PlannedBatch` made it of the model's config.
+        plans: the batch.
+
+    Raises:
+        TraceError: as it is raised inside, with what the model was fed.
+    """
+    try:
+        yield
+    except TraceError as error:
+        batch = getattr(plan, "__self__", None)
+        if not error.why or not isinstance(batch, PlannedBatch):
+            raise
+        name = type(batch.built_model.model).__name__
+        raise TraceError(
+            f"{error.why} The inputs that memest makes for {name} may not suit it: "
+            f"{described(plans)}. If so, give example inputs: --input "
+            "'name:dtype[B,...]' for each, or inputs={...} of memest.estimate. If the step runs "
+            "with these on a real device, try another --attn-implementation or --task; --debug "
+            "shows the traceback."
+        ) from error
+
+
+def _nests(built_model: BuiltModel) -> bool:
+    return type(built_model.model).__name__.endswith("ForObjectDetection")
+
+
+def _call_nested(model: Any, batch: Mapping[str, Any]) -> Any:
+    return model(**nested(batch))
 
 
 def _ignored_size_notes(setup: Setup, sizes: BatchSizes) -> tuple[str, ...]:
@@ -94,13 +165,59 @@ def plan_batch(built_model: BuiltModel, setup: Setup) -> BatchPlan:
     """
     parameters = forward_parameters(built_model.model)
     plans, sizes, notes = _plan(built_model, setup, parameters)
-    notes = list(notes)
+    notes = [*notes, *_unfed_notes(built_model, setup, parameters, plans)]
     if _needs_cast(built_model, setup):
         plans = tuple(_cast(plan, built_model.dtype) for plan in plans)
         name = str(built_model.dtype).removeprefix("torch.")
         notes.append(f"the model takes its input in the dtype of its weights: it is cast to {name}")
-    note = loss_note(built_model, {plan.name for plan in plans})
+    note = loss_note(built_model)
     return plans, sizes, [*notes, note] if note else notes
+
+
+_SENSES = (
+    "pixel_values image_pixel_values image_patches image visual_embeds visual_feats",
+    "input_features audio_input_features input_values",
+    "entity_ids",
+)
+_TOWERS = ("vision_config", "image_config", "audio_config", "encoder_config")
+
+
+def _unfed_notes(
+    built_model: BuiltModel,
+    setup: Setup,
+    parameters: Mapping[str, Any],
+    plans: tuple[TensorPlan, ...],
+) -> list[str]:
+    """What of a model does not run, as nothing is made for it.
+
+    Raises:
+        ConfigError: something that its forward must be given; a tower, where nobody asked for
+            training without it.
+    """
+    model, fed = built_model.model, {plan.name.partition(".")[0] for plan in plans}
+    required = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    if any(name not in fed for name in required):
+        raise unmodelled(model)
+    notes = []
+    for words in _SENSES:
+        names = [name for name in words.split() if name in parameters]
+        reads_page = getattr(built_model.config, "visual_embed", True)  # LayoutLMv3 may do without
+        if not names or fed.intersection(names) or not reads_page:
+            continue
+        alone = "without them" if fed.intersection(" ".join(_SENSES).split()) else "of text alone"
+        notes.append(
+            f"{', '.join(names)} of {type(model).__name__}: not fed, the step {alone} is priced; "
+            "example inputs have the rest run (--input)"
+        )
+    is_asked_for = setup.task is not Task.AUTO or built_model.task is not Task.BASE
+    if notes and not is_asked_for and any(hasattr(built_model.config, t) for t in _TOWERS):
+        raise unmodelled(model)
+    return notes
 
 
 def _needs_cast(built_model: BuiltModel, setup: Setup) -> bool:
@@ -128,7 +245,8 @@ def _plan(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) 
         return contrastive(built_model, setup, parameters)
     if built_model.task is Task.IMAGE_TEXT_TO_TEXT:
         return media_and_text(built_model, setup, parameters)
-    if built_model.task is Task.SPEECH_SEQ2SEQ and hasattr(built_model.config, "audio_config"):
+    reads_text = hasattr(built_model.config, "audio_config") or "input_ids" in parameters
+    if built_model.task is Task.SPEECH_SEQ2SEQ and reads_text:
         return media_and_text(built_model, setup, parameters)
     main = getattr(built_model.model, "main_input_name", "input_ids")
     if main in _SOUND or built_model.task in _SPEECH or "speaker_embeddings" in parameters:
@@ -136,14 +254,5 @@ def _plan(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) 
     if "pixel_values" in parameters and "input_ids" not in parameters:
         return image(built_model, setup, parameters)
     if "input_ids" in parameters:
-        plans, sizes, notes = text(built_model, setup, parameters)
-        fed = {plan.name for plan in plans}
-        media = [n for n in (*_SOUND, "pixel_values") if n in parameters and n not in fed]
-        left_out = f"{', '.join(media)} of {type(built_model.model).__name__}: not fed, the step "
-        return plans, sizes, [*notes, *([f"{left_out}of text alone is priced"] if media else [])]
-    raise ConfigError(
-        f"The inputs of {type(built_model.model).__name__} ({', '.join(parameters)}) are not "
-        "modelled. Let the factory return (module, inputs), or give example inputs from Python: "
-        "memest.estimate(module, inputs={...}, "
-        "loss=lambda outputs, batch: ...)."
-    )
+        return text(built_model, setup, parameters)
+    raise unmodelled(built_model.model)

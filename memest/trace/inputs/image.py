@@ -17,6 +17,7 @@ from memest.trace.inputs.tensors import (
     floats,
     labels,
     pixels,
+    target_length,
 )
 from memest.trace.model.build import BuiltModel
 
@@ -24,6 +25,10 @@ __all__ = ["image", "image_size_of", "side_of"]
 
 _DEFAULT = 224
 _DEFAULT_SEGMENTATION = 512
+# the short side of COCO's images, as DETR and its kin are trained; objects in one of them
+_DEFAULT_DETECTION = 800
+_OBJECTS = 7
+_CAPTION = 128
 
 
 def image_size_of(config: Any, setup: Setup, default: int = _DEFAULT) -> tuple[int, list[str]]:
@@ -32,7 +37,7 @@ def image_size_of(config: Any, setup: Setup, default: int = _DEFAULT) -> tuple[i
     Raises:
         ConfigError: smaller than one patch.
     """
-    vision = getattr(config, "vision_config", config)
+    vision = getattr(config, "vision_config", None) or getattr(config, "encoder", config)
     own = getattr(config, "image_size", None) or getattr(vision, "image_size", None)
     own = max(own) if isinstance(own, (list, tuple)) else own
     if setup.image_size is not None:
@@ -58,7 +63,9 @@ def side_of(value: Any) -> int | None:
 def image(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -> BatchPlan:
     """Pixels and the labels of the task."""
     config, batch = built_model.config, setup.batch
-    size, notes = image_size_of(config, setup)
+    name = type(built_model.model).__name__
+    detects = name.endswith("ForObjectDetection")
+    size, notes = image_size_of(config, setup, _DEFAULT_DETECTION if detects else _DEFAULT)
     if (
         built_model.task is Task.IMAGE_SEGMENTATION
         and setup.image_size is None
@@ -69,14 +76,29 @@ def image(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) 
         size = _DEFAULT_SEGMENTATION
         notes = [f"image size {size} x {size} (--image-size sets it)"]
     channels = getattr(config, "num_channels", None) or 3
-    plans = [pixels(batch, channels, size, size)]
+    frames = getattr(config, "num_frames", None)
+    if isinstance(frames, int):
+        plans = [pixels(batch, frames, channels, size, size)]
+        notes.append(f"clips of {frames} frames, from the config")
+    else:
+        plans = [pixels(batch, channels, size, size)]
+    if detects and "labels" in parameters:
+        plans += _objects(setup, parameters, size)
+        notes.append(f"{_OBJECTS} objects in each image")
+        return tuple(plans), BatchSizes(image_size=size), notes
+    if "decoder_input_ids" in parameters and "labels" in parameters:
+        decoder = getattr(config, "decoder", config)
+        target, more_notes = target_length(decoder, setup, _CAPTION, reason="a line or two")
+        plans.append(labels((batch, target)))
+        sizes = BatchSizes(image_size=size, target_len=target)
+        return tuple(plans), sizes, [*notes, *more_notes]
     if "input_boxes" in parameters:
         plans.append(floats("input_boxes", batch, 1, 4))
         notes.append("one box prompt for each image")
     if "labels" in parameters:
         if built_model.task is Task.IMAGE_SEGMENTATION:
             plans.append(TensorPlan(name="labels", shape=(batch, size, size), fill=0))
-        elif built_model.task is Task.IMAGE_CLASSIFICATION:
+        elif name.endswith("Classification"):
             plans.append(class_labels(built_model, batch))
         else:
             plans.append(labels((batch,)))
@@ -85,3 +107,16 @@ def image(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) 
         patches = (size // patch) ** 2
         plans.append(TensorPlan("bool_masked_pos", (batch, patches), torch.bool, fill=1))
     return tuple(plans), BatchSizes(image_size=size), notes
+
+
+def _objects(setup: Setup, parameters: Mapping[str, Any], size: int) -> list[TensorPlan]:
+    """What DETR's image processor makes of annotations, put together by :func:`nested`."""
+    batch = setup.batch
+    plans = []
+    if "pixel_mask" in parameters:
+        plans.append(TensorPlan("pixel_mask", (batch, size, size), fill=1))
+    for number in range(batch):
+        plans.append(TensorPlan(f"labels.{number}.class_labels", (_OBJECTS,), fill=0))
+        boxes = TensorPlan(f"labels.{number}.boxes", (_OBJECTS, 4), torch.float32, fill=1)
+        plans.append(boxes)  # numbers that are corners in their order
+    return plans

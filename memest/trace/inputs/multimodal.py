@@ -29,6 +29,7 @@ from memest.trace.inputs.tensors import (
     pixels,
     target_length,
     tokens,
+    unmodelled,
 )
 from memest.trace.inputs.text import DEFAULT_SEQ_LEN, seq_len_of
 from memest.trace.model.build import BuiltModel
@@ -68,6 +69,8 @@ def media_and_text(
 ) -> BatchPlan:
     """One image or clip for each sample, its placeholders in the text, labels for every token."""
     config, batch = built_model.config, setup.batch
+    if not any(name in parameters for name in ("pixel_values", "input_features")):
+        raise unmodelled(built_model.model)
     make = _FAMILIES.get(config.model_type)
     if make is None:
         make = _audio_clip if hasattr(config, "audio_config") else _fixed_grid
@@ -107,8 +110,16 @@ def _text_is_seq2seq(config: Any) -> bool:
 
 def _length(built_model: BuiltModel, setup: Setup, media: Media) -> tuple[int, list[str]]:
     """The text's length in all, placeholders included."""
-    least = media.placeholders + _LEAST_TEXT
+    least = media.placeholders + _LEAST_TEXT if media.placeholders else 1
     limit = max_positions(built_model.config)
+    what, option = ("image", "--image-size") if media.image_size else ("clip", "--audio-seconds")
+    if limit and least > limit:
+        raise ConfigError(
+            f"One {what} takes {media.placeholders} tokens of the text, of which the model has "
+            f"positions for {limit}: ask for a smaller {what} ({option})."
+        )
+    if setup.seq_len is None and not media.placeholders:
+        return seq_len_of(built_model, setup)
     if setup.seq_len is None:
         length = max(DEFAULT_SEQ_LEN, 64 * math.ceil((media.placeholders + _ROOM_FOR_TEXT) / 64))
         length = min(length, limit) if limit else length
@@ -116,7 +127,6 @@ def _length(built_model: BuiltModel, setup: Setup, media: Media) -> tuple[int, l
         return length, [note]
     length, notes = seq_len_of(built_model, setup)
     if length < least:
-        what = "image" if media.image_size else "clip"
         raise ConfigError(
             f"--seq-len {length} has no room: one {what} takes {media.placeholders} tokens of the "
             f"text. Use --seq-len {least} or more, or a smaller {what}."
@@ -168,30 +178,28 @@ def _fixed_grid(built_model: BuiltModel, setup: Setup) -> Media:
     config = built_model.config
     size, notes = image_size_of(config, setup)
     # BLIP reads the image by cross-attention, GIT puts it before the text itself: no placeholder
-    tokens = 0 if config.model_type in ("blip", "git") else _fixed_tokens(config, size)
+    tokens = 0 if config.model_type in ("blip", "git") else _fixed_tokens(built_model, size)
     plans = (pixels(setup.batch, 3, size, size),)
     return Media(plans=plans, placeholders=tokens, image_size=size, notes=notes)
 
 
-def _fixed_tokens(config: Any, size: int) -> int:
+def _fixed_tokens(built_model: BuiltModel, size: int) -> int:
+    config = built_model.config
     for name in ("mm_tokens_per_image", "num_query_tokens"):
         value = getattr(config, name, None)
         if isinstance(value, int) and value:
             return value
     # InternVL puts neighbouring patches together
-    grid = int((size // _patch(config)) ** 2 * getattr(config, "downsample_ratio", 1.0) ** 2)
+    grid = int((size // _patch(built_model)) ** 2 * getattr(config, "downsample_ratio", 1.0) ** 2)
     keeps_class_token = getattr(config, "vision_feature_select_strategy", "default") == "full"
     has_class = getattr(config.vision_config, "model_type", "").startswith("clip")
     return grid + 1 if keeps_class_token and has_class else grid
 
 
-def _patch(config: Any) -> int:
-    patch = side_of(config.vision_config.patch_size)
-    if patch is None:
-        raise ConfigError(
-            f"The inputs of {config.model_type} are not modelled: nothing tells how many tokens of "
-            "the text an image takes. Give example inputs."
-        )
+def _patch(built_model: BuiltModel) -> int:
+    patch = side_of(getattr(built_model.config.vision_config, "patch_size", None))
+    if patch is None:  # one for each stage (Florence 2), or none (Pix2Struct)
+        raise unmodelled(built_model.model)
     return patch
 
 
@@ -199,7 +207,7 @@ def _tiles_and_thumbnail(built_model: BuiltModel, setup: Setup) -> Media:
     """LLaVA-NeXT: the image in tiles of the tower's size, and once as a whole."""
     config = built_model.config
     tile = config.vision_config.image_size
-    side = tile // _patch(config)
+    side = tile // _patch(built_model)
     size = setup.image_size or 2 * tile
     height, width = min(
         (tuple(point) for point in config.image_grid_pinpoints),
@@ -237,6 +245,29 @@ def _tiles(built_model: BuiltModel, setup: Setup) -> Media:
         placeholders=count * each,
         image_size=size,
         notes=(f"images of {size} x {size}: {count} tile(s) of {tile} x {tile}",),
+    )
+
+
+def _split_tiles(built_model: BuiltModel, setup: Setup) -> Media:
+    """Idefics 3 and SmolVLM: tiles of the tower's size, four by four, and the image as a whole."""
+    config = built_model.config
+    tile = config.vision_config.image_size
+    side = math.ceil((setup.image_size or 4 * tile) / tile)
+    count = side**2 + 1 if side > 1 else 1
+    each = (tile // config.vision_config.patch_size) ** 2 // config.scale_factor**2
+    shape = (setup.batch, count, 3, tile, tile)
+    # it looks for images that are all zeros, which pad a sample with fewer
+    images = TensorPlan("pixel_values", shape, torch.float32, fill=1)
+    mask = TensorPlan("pixel_attention_mask", (setup.batch, count, tile, tile), fill=1)
+    note = (
+        f"images of {side * tile} x {side * tile}: {side} x {side} tiles"
+        f"{' and a thumbnail' if side > 1 else ''}, {count * each} tokens (--image-size sets it)"
+    )
+    return Media(
+        plans=(images, mask),
+        placeholders=count * each,
+        image_size=side * tile,
+        notes=(note,),
     )
 
 
@@ -361,12 +392,26 @@ def _audio_clip(built_model: BuiltModel, setup: Setup) -> Media:
     return Media(plans=plans, placeholders=tokens, seconds=seconds, notes=notes)
 
 
+def _blocks_of_frames(built_model: BuiltModel, setup: Setup) -> Media:
+    """Granite Speech: two mel frames side by side, and a few tokens for each block of them."""
+    config, batch = built_model.config, setup.batch
+    seconds, notes = seconds_of(setup)
+    frames = (round(seconds * FRAME_RATE) + 1) // 2
+    tokens = math.ceil(frames / config.window_size) * (config.window_size // config.downsample_rate)
+    mask = TensorPlan("input_features_mask", (batch, tokens), torch.bool, fill=1)
+    features = floats("input_features", batch, frames, config.encoder_config.input_dim)
+    return Media(plans=(features, mask), placeholders=tokens, seconds=seconds, notes=notes)
+
+
 _FAMILIES: dict[str, Callable[[BuiltModel, Setup], Media]] = {
     "llava_next": _tiles_and_thumbnail,
     "llama4": _tiles,
     "mllama": _padded_tiles,
     "mistral3": _merged_patches,
     "gemma4": _padded_patches,
+    "granite_speech": _blocks_of_frames,
+    "idefics3": _split_tiles,
+    "smolvlm": _split_tiles,
     **dict.fromkeys(
         """qwen2_vl qwen2_5_vl qwen2_5_omni qwen2_5_omni_thinker qwen3_vl qwen3_vl_moe qwen3_5
         qwen3_5_moe glm4v glm4v_moe""".split(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from memest.config.positions import TARGET_POSITIONS, check_length, max_targets
 from memest.config.setup import Setup
+from memest.errors import ConfigError
 from memest.trace.cuda.known_values import attach
 from memest.trace.model.adjust import end_token
 from memest.trace.model.build import BuiltModel
@@ -22,6 +23,7 @@ __all__ = [
     "TensorPlan",
     "attention_mask",
     "class_labels",
+    "described",
     "floats",
     "forward_parameters",
     "labels",
@@ -29,6 +31,7 @@ __all__ = [
     "realise",
     "target_length",
     "tokens",
+    "unmodelled",
 ]
 
 # a word of any vocabulary: neither padding nor a special token of the families at hand
@@ -101,6 +104,36 @@ def realise(plans: tuple[TensorPlan, ...], device: str = "meta") -> dict[str, An
             tensor.normal_()
         out[plan.name] = tensor
     return out
+
+
+# -- inputs that nobody makes ----------------------------------------------------------------------
+
+
+_OF_ANY_FORWARD = ("self", "args", "kwargs", "return_dict", "use_cache", "past_key_values")
+
+
+def unmodelled(model: torch.nn.Module) -> ConfigError:
+    """What to tell of a model whose batch memest cannot make."""
+    names = [
+        name
+        for name in forward_parameters(model)
+        if name not in _OF_ANY_FORWARD and not name.startswith("output_")
+    ]
+    example = f"{next(iter(names), 'x')}:dtype[B,...]"
+    return ConfigError(
+        f"The inputs of {type(model).__name__} ({', '.join(names)}) are not modelled. Let the "
+        f"factory return (module, inputs), or give example inputs: --input '{example}' and so on, "
+        "or from Python memest.estimate(model, inputs={...}, loss=lambda outputs, batch: ...)."
+    )
+
+
+def described(plans: Iterable[TensorPlan]) -> str:
+    """The names and shapes of a batch, as ``--input`` takes them."""
+    return ", ".join(
+        f"{plan.name}:{str(plan.dtype).removeprefix('torch.')}[{','.join(map(str, plan.shape))}]"
+        for plan in plans
+        if plan.constant is None
+    )
 
 
 # -- lengths ---------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ as every output takes part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,31 +19,28 @@ from memest.trace.model.factories import import_reference
 __all__ = ["OwnLoss", "checked_loss", "loss_for", "loss_note", "resolve_loss"]
 
 _LABELS = ("labels", "return_loss", "start_positions", "next_sentence_label")
+_MEAN = "the sum of its outputs' means is minimised"
 # their forward computes a loss from nothing but the inputs
 _SELF_SUPERVISED = ("ForPreTraining", "ForMaskedImageModeling")
 
 
 def loss_for(built_model: BuiltModel) -> Callable[[Any, Mapping[str, Any]], torch.Tensor]:
     """The function that takes (or makes) the loss from the outputs of this model."""
-    return _own_loss if _has_loss(built_model) else _mean_of_outputs
+    return _ModelLoss(built_model) if _has_loss(built_model) else _mean_of_outputs
 
 
-def loss_note(built_model: BuiltModel, fed: Collection[str]) -> str | None:
-    """What to tell the user about the loss, None if it is the model's own.
+def loss_note(built_model: BuiltModel) -> str | None:
+    """What to tell the user about the loss, None if it is (or may be) the model's own."""
+    return None if _has_loss(built_model) else _mean_note(built_model, ())
 
-    Args:
-        built_model: that is trained.
-        fed: names of what its forward is given.
-    """
-    takes = {*forward_parameters(built_model.model)} & {*_LABELS}
-    name = type(built_model.model).__name__
-    if _has_loss(built_model) and (not takes or takes & {*fed} or name.endswith(_SELF_SUPERVISED)):
-        return None
-    return (
-        f"the loss of {name} is not modelled: the sum of its outputs' means is minimised"
-        if takes
-        else f"{name} returns no loss: the sum of its outputs' means is minimised"
-    )
+
+def _mean_note(built_model: BuiltModel, given: Iterable[str]) -> str:
+    """Why a model returns no loss: it has none, or it was not given what that is made of."""
+    names = forward_parameters(built_model.model)
+    # those of SAM's prompts are no labels of a loss
+    labels = [n for n in names if "labels" in n and n not in given and not n.startswith("input_")]
+    ungiven = f", which memest makes no {', '.join(labels)} for," if labels else ""
+    return f"{type(built_model.model).__name__}{ungiven} returns no loss: {_MEAN}"
 
 
 def _has_loss(built_model: BuiltModel) -> bool:
@@ -56,9 +53,27 @@ def _has_loss(built_model: BuiltModel) -> bool:
     return type(built_model.model).__name__.endswith(_SELF_SUPERVISED)
 
 
-def _own_loss(outputs: Any, batch: Mapping[str, Any]) -> torch.Tensor:
-    loss = _find_loss(outputs)
-    return _mean_of_outputs(outputs, batch) if loss is None else loss
+class _ModelLoss:
+    """The loss in a model's outputs; where there is none, the mean of them, which is said.
+
+    Args:
+        built_model: the model.
+
+    Attributes:
+        notes: what was decided on the way, for the user.
+    """
+
+    def __init__(self, built_model: BuiltModel) -> None:
+        self._built_model = built_model
+        self.notes: dict[str, None] = {}
+
+    def __call__(self, outputs: Any, batch: Mapping[str, Any]) -> torch.Tensor:
+        """The loss of one micro-batch."""
+        loss = _find_loss(outputs)
+        if loss is not None:
+            return loss
+        self.notes[_mean_note(self._built_model, batch)] = None
+        return _mean_of_outputs(outputs, batch)
 
 
 def _find_loss(outputs: Any) -> torch.Tensor | None:

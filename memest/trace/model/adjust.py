@@ -5,20 +5,27 @@ Each change is what the model's documentation tells people to do, and is said in
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from memest.config.positions import text_part
 from memest.config.release_defaults import release_default
 from memest.config.setup import Loop, Setup, Task
 from memest.errors import ConfigError
 
-__all__ = ["adjust_config", "end_token", "separate_head", "set_checkpointing", "set_use_cache"]
+__all__ = [
+    "adjust_config",
+    "end_token",
+    "keep_all_layers",
+    "separate_head",
+    "set_checkpointing",
+    "set_use_cache",
+]
 
 # letters, an apostrophe, a word boundary, padding and unknown: what CTC recipes end up with
 _CTC_VOCABULARY = 32
-_LAYER_DROP = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
-_PARTS = ("encoder_config", "decoder_config", "text_config", "audio_config", "vision_config")
 
 
 def adjust_config(config: Any, task: Task, setup: Setup) -> list[str]:
@@ -26,7 +33,6 @@ def adjust_config(config: Any, task: Task, setup: Setup) -> list[str]:
     notes: list[str] = []
     _padding_token(config, task, notes)
     _vocabulary(config, task, notes)
-    _layer_drop(config, notes)
     _image_size(config, setup, notes)
     if getattr(config, "token_dropout", False) and getattr(config, "mask_token_id", 0) is None:
         # ESM-2's alphabet; without it the embedding cannot tell masked residues
@@ -36,7 +42,7 @@ def adjust_config(config: Any, task: Task, setup: Setup) -> list[str]:
         config.pad_token_id = end_token(config) or 0
     if hasattr(config, "vision_config") and getattr(config, "image_token_id", 0) is None:
         # the placeholder is the last entry of the vocabulary (BLIP-2)
-        config.image_token_id = config.get_text_config().vocab_size - 1
+        config.image_token_id = text_part(config).vocab_size - 1
     _rotary_share(config)
     return notes
 
@@ -57,7 +63,7 @@ def end_token(config: Any) -> int | None:
 
 def _rotary_share(config: Any) -> None:
     """Flat configs of the first multimodal releases name the text's rotary settings at the top."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = text_part(config)
     rope, flat = getattr(text, "rope_parameters", None), getattr(config, "rope_scaling", None)
     if text is config or not isinstance(rope, dict) or not isinstance(flat, dict):
         return
@@ -68,7 +74,7 @@ def _rotary_share(config: Any) -> None:
 
 def _padding_token(config: Any, task: Task, notes: list[str]) -> None:
     """Decoders that classify need to know where a row ends."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = text_part(config)
     if task is not Task.SEQUENCE_CLASSIFICATION or getattr(text, "pad_token_id", 0) is not None:
         return
     end = end_token(text)
@@ -85,17 +91,35 @@ def _vocabulary(config: Any, task: Task, notes: list[str]) -> None:
         )
 
 
-def _layer_drop(config: Any, notes: list[str]) -> None:
-    """Layers dropped at random make steps differ; the one that drops none needs most."""
-    parts = (getattr(config, name, None) for name in _PARTS)
+def keep_all_layers(model: torch.nn.Module) -> list[str]:
+    """Drop no layer at random; returns notes.
+
+    Layers dropped at random make steps differ; the one that drops none needs most. Modules keep the
+    probability themselves, or ask the configuration of their part for it whenever they run.
+    """
+    owners: dict[int, Any] = {}
+    for module in model.modules():
+        owners[id(module)] = module
+        config = getattr(module, "config", None)
+        if hasattr(config, "model_type"):
+            owners.update((id(part), part) for part in _parts_of(config))
     drops_layers = False
-    for part in (config, *parts):
-        for name in _LAYER_DROP:
-            if getattr(part, name, None):
-                setattr(part, name, 0.0)
+    for owner in owners.values():
+        for name, value in list(vars(owner).items()):
+            if name.endswith("layerdrop") and isinstance(value, (int, float)) and value > 0:
+                setattr(owner, name, 0.0)
                 drops_layers = True
     if drops_layers:
-        notes.append("layers are dropped at random (layerdrop); a step that keeps all is shown")
+        return ["layers are dropped at random (layerdrop); a step that keeps all is shown"]
+    return []
+
+
+def _parts_of(config: Any) -> Iterator[Any]:
+    """A configuration and those of its parts."""
+    yield config
+    for part in vars(config).values():
+        if hasattr(part, "model_type"):
+            yield from _parts_of(part)
 
 
 def _image_size(config: Any, setup: Setup, notes: list[str]) -> None:
@@ -123,36 +147,55 @@ _ANY_SIZE = frozenset(
 )
 
 
-def separate_head(model: Any, config: dict[str, Any]) -> list[str]:
+def separate_head(model: Any, values: dict[str, Any]) -> list[str]:
     """Give the head its own weight where the checkpoint has one.
 
     T5 v1.1, flan-T5, mT5, byT5 and their kin say ``tie_word_embeddings: false``; transformers 5
     ties them all the same when it builds from a config, while ``from_pretrained`` keeps the
-    checkpoint's ``lm_head`` (flan-t5-base: 222.9 M built, 247.6 M trained).
+    checkpoint's ``lm_head`` (flan-t5-base: 222.9 M built, 247.6 M trained). What other parts of a
+    config say is theirs alone, but for classes that take a true from the text's part (LLaVA).
 
     Args:
         model: on meta.
-        config: the configuration as written in its file.
+        values: the configuration as written in its file.
 
     Returns:
         What was changed, in words.
     """
-    # what the whole says counts before what its text part says
-    says = {**(config.get("text_config") or {}), **config}.get("tie_word_embeddings")
-    if says is not False:
+    owner = _owner_of_head(model)
+    if owner is None or _written_for(owner.config, model.config, values) is not False:
         return []
-    try:
-        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    except (AttributeError, NotImplementedError):
+    text = text_part(owner.config)
+    if text is not owner.config and getattr(text, "tie_word_embeddings", False):
         return []
-    weight = getattr(head, "weight", None)
-    if weight is None:
-        return []
-    trains = bool(weight.requires_grad)
-    if weight is not getattr(embedding, "weight", None):
-        return []
-    head.weight = torch.nn.Parameter(torch.empty_like(weight), requires_grad=trains)
+    head = owner.get_output_embeddings()
+    trains = bool(head.weight.requires_grad)
+    head.weight = torch.nn.Parameter(torch.empty_like(head.weight), requires_grad=trains)
     return ["the head has a weight of its own, as in the checkpoint (tie_word_embeddings: false)"]
+
+
+def _owner_of_head(model: Any) -> Any:
+    """The innermost model whose head is tied to its embedding, None without a tied head."""
+    owner = None
+    for module in model.modules():
+        try:
+            head, embedding = module.get_output_embeddings(), module.get_input_embeddings()
+        except (AttributeError, NotImplementedError):
+            continue
+        weight = getattr(head, "weight", None)
+        if weight is not None and weight is getattr(embedding, "weight", None):
+            owner = module
+    return owner
+
+
+def _written_for(part: Any, config: Any, values: dict[str, Any]) -> Any:
+    """``tie_word_embeddings`` as the file has it for a part of a configuration, or for all."""
+    if type(part) is type(config):
+        # transformers 5 always writes what the whole says; before, its text part was asked
+        says = {**(values.get("text_config") or {}), **values}
+        return says.get("tie_word_embeddings")
+    names = (name for name, value in vars(config).items() if type(value) is type(part))
+    return (values.get(next(names, "")) or {}).get("tie_word_embeddings")
 
 
 # -- switches of the model -------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from memest.errors import (
 )
 from memest.trace.cuda.flash import provide_flash_attention
 from memest.trace.cuda.known_values import attach
-from memest.trace.model.adjust import adjust_config
+from memest.trace.model.adjust import adjust_config, keep_all_layers
 from memest.trace.model.factories import call_factory, container, import_reference
 from memest.trace.model.packed import packed_layers
 from memest.trace.model.parts import parameters_of_parts
@@ -104,6 +104,7 @@ def build_model(source: ModelSource, setup: Setup) -> BuiltModel:
     dtype = _DTYPES.get(setup.loaded_dtype) or _config_dtype(config)
     notes = [*head.notes, *adjust_config(config, head.task, setup)]
     model = _instantiate(source, config, head.cls, dtype, setup)
+    notes += keep_all_layers(model)
     move_to_meta(model)
     model.train()
     attention = getattr(model.config, "_attn_implementation", None) or "eager"
@@ -333,7 +334,7 @@ def of_module(
         task=task,
         dtype=dtype,
         attention=str(getattr(config, "_attn_implementation", "as the model's code does")),
-        notes=(),
+        notes=tuple(keep_all_layers(model)),
         inputs=inputs,
         loss=loss,
         loading=loading,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +51,8 @@ _ENDINGS = {
     "ForCTC": Task.CTC,
     "ForSpeechSeq2Seq": Task.SPEECH_SEQ2SEQ,
 }
+# heads of pre-training, in place of which people train others: nobody asks where they went
+_PRETRAINED = ("Model", "ForPreTraining", "ForMaskedLM", "ForCausalLM", "ForMaskedImageModeling")
 # a checkpoint that was saved with one of these heads is trained with it
 _SAVED_HEADS = (
     Task.SEQUENCE_CLASSIFICATION,
@@ -90,15 +93,14 @@ def choose_head(config: Any, requested_task: Task, model_id: str, transformers: 
     if requested_task is Task.AUTO:
         for task in _preferred_tasks(config):
             cls = _class_for(config, task, transformers)
+            if task is Task.CONTRASTIVE:
+                cls = _with_contrastive_loss(config, transformers) or cls
             if cls is not None:
-                return _replace_wrapper(Head(task, cls), config, transformers)
-        cls = _own_class(config, transformers)
-        if cls is not None:
-            return _replace_wrapper(Head(Task.BASE, cls), config, transformers)
-        raise ConfigError(
-            f"transformers has no class for {model_id} ({config.model_type}); give a factory of "
-            "your own instead, package.module:function."
-        )
+                return _say_replaced(
+                    _replace_wrapper(Head(task, cls), config, transformers), config
+                )
+        cls = _own_class(config, transformers) or _sole_class(config, model_id, transformers)
+        return _replace_wrapper(Head(Task.BASE, cls), config, transformers)
     cls = _class_for(config, requested_task, transformers)
     if cls is None or (requested_task is Task.CONTRASTIVE and not _is_contrastive(config)):
         legal = [
@@ -202,6 +204,8 @@ def _is_speech(config: Any) -> bool:
         return False
     if hasattr(config, "audio_config"):
         return not _is_contrastive(config)
+    if hasattr(config, "audio_token_id") and hasattr(config, "encoder_config"):
+        return True
     return any(
         hasattr(config, name)
         for name in ("num_mel_bins", "feat_extract_norm", "feature_projection_input_dim")
@@ -277,6 +281,56 @@ def _own_class(config: Any, transformers: Any) -> Any:
         if cls is not None and isinstance(cls, type):
             return cls
     return _class_for(config, Task.BASE, transformers)
+
+
+def _with_contrastive_loss(config: Any, transformers: Any) -> Any:
+    """The checkpoint's class where it makes the loss that its bare model does not (BridgeTower)."""
+    cls = getattr(transformers, _saved_class(config) or "None", None)
+    if cls is None or "return_loss" not in inspect.signature(cls.forward).parameters:
+        return None
+    return cls
+
+
+def _sole_class(config: Any, model_id: str, transformers: Any) -> Any:
+    """The class of a kind of model that has one class, and no bare model.
+
+    Raises:
+        ConfigError: it has none, or more than one.
+    """
+    kind = type(config)
+    mappings = (
+        getattr(getattr(transformers, name), "_model_mapping", None)
+        for name in dir(transformers)
+        if name.startswith("AutoModelFor")
+    )
+    choices = [m[kind] for m in mappings if m is not None and kind in m]
+    names = {
+        c.__name__: c
+        for choice in choices
+        for c in (choice if isinstance(choice, tuple) else (choice,))
+    }
+    if len(names) == 1:
+        return next(iter(names.values()))
+    if names:
+        raise ConfigError(
+            f"{model_id}: its config.json does not say which class is trained, and transformers "
+            f"has several for {config.model_type}: {', '.join(sorted(names))}. Add "
+            f'"architectures": ["{min(names)}"], or another of them, to it.'
+        )
+    raise ConfigError(
+        f"{model_id}: no auto class of transformers has a class for {config.model_type}. Name one "
+        'in its config.json ("architectures": [...]), or give a factory of your own, '
+        "package.module:function."
+    )
+
+
+def _say_replaced(head: Head, config: Any) -> Head:
+    """Say that the checkpoint was saved with another head, unless all such are replaced."""
+    own, name = _saved_class(config), head.cls.__name__
+    if head.notes or own in ("", name) or own.endswith(_PRETRAINED):
+        return head
+    note = f"{name} is trained instead of {own}, the checkpoint's class (--task names others)"
+    return Head(head.task, head.cls, (note,))
 
 
 def _replace_wrapper(head: Head, config: Any, transformers: Any) -> Head:

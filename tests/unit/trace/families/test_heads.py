@@ -118,3 +118,26 @@ def test_contrastive_training_needs_two_towers():
 )
 def test_the_task_of_a_class_is_in_its_name(cls, task):
     assert task_of_class(cls) is task
+
+
+@pytest.mark.parametrize(
+    ("model_type", "saved", "built", "said"),
+    [
+        ("dpt", "DPTForDepthEstimation", "DPTForSemanticSegmentation", True),
+        ("clipseg", "CLIPSegForImageSegmentation", "CLIPSegModel", True),
+        # all such heads are replaced, as the documentation of tasks says
+        ("esm", "EsmForMaskedLM", "EsmForSequenceClassification", False),
+        # a class that makes the loss which its bare model does not, and the one class of its kind
+        ("bridgetower", "BridgeTowerForContrastiveLearning", "BridgeTowerForContrastiveLearning",
+         False),
+        ("superpoint", None, "SuperPointForKeypointDetection", False),
+        ("pix2struct", None, "Pix2StructForConditionalGeneration", False),
+    ],
+)  # fmt: skip
+def test_a_head_that_is_replaced_is_said(model_type, saved, built, said):
+    config = transformers.AutoConfig.for_model(model_type, architectures=saved and [saved])
+
+    head = choose_head(config, Task.AUTO, "m", transformers)
+
+    assert head.cls.__name__ == built
+    assert any(saved and saved in note for note in head.notes) == said

@@ -7,8 +7,8 @@ import torch
 
 from memest.catalog.resolve import ModelSource
 from memest.config.setup import Setup, Task
-from memest.errors import ConfigError
-from memest.trace.inputs.batch import plan_batch, realise
+from memest.errors import ConfigError, TraceError
+from memest.trace.inputs.batch import PlannedBatch, blaming_inputs, plan_batch, realise
 from memest.trace.inputs.tensors import forward_parameters
 from memest.trace.losses.loss import loss_for
 from memest.trace.model.adjust import separate_head
@@ -369,3 +369,58 @@ def test_what_is_not_fed_is_said(small):
 
     assert "pixel_values" in parameters
     assert any("pixel_values" in note and "text alone" in note for note in notes)
+
+
+# -- inputs that nobody makes ----------------------------------------------------------------------
+
+BERT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "intermediate_size": 64, "vocab_size": 400}  # fmt: skip
+
+
+def built_of(config, **options):
+    setup = Setup(batch=2, **options)
+    source = ModelSource(kind="file", id="m", config=config, provenance="a test")
+    return build_model(source, setup), setup
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        # a parameter that must be given, a form of an image, a tower that would not run
+        ({"model_type": "videomae", "architectures": ["VideoMAEForPreTraining"], **BERT},
+         "bool_masked_pos"),
+        ({"model_type": "pix2struct"}, "flattened_patches"),
+        ({"model_type": "flava"}, "pixel_values"),
+    ],
+)  # fmt: skip
+def test_inputs_that_nobody_makes_are_named(config, names):
+    built, setup = built_of(config)
+
+    with pytest.raises(ConfigError, match=rf"inputs of .*{names}.* are not modelled.*--input"):
+        plan_batch(built, setup)
+
+
+@pytest.mark.parametrize("model_type", ["visual_bert", "luke"])
+def test_senses_that_a_model_may_do_without_are_said(model_type):
+    built, setup = built_of({"model_type": model_type, **BERT})
+
+    assert any("not fed" in note for note in plan_batch(built, setup)[2])
+
+
+def test_code_that_fails_on_made_inputs_says_what_they_were(build):
+    built, setup = build("bert-base-uncased", seq_len=8)
+    batch = PlannedBatch(built)
+
+    with (
+        pytest.raises(TraceError, match=r"It broke\. The inputs.*input_ids:int64\[2,8\].*--input"),
+        blaming_inputs(batch.plan, batch.plan(setup)),
+    ):
+        raise TraceError("It broke. Try something.", "It broke.")
+
+
+def test_labels_that_a_loss_misses_are_said(build):
+    built, _ = build("bert-base-uncased")
+    loss = loss_for(built)
+    loss({"logits": torch.ones(2, requires_grad=True)}, {})
+
+    assert any("makes no labels for, returns no loss" in note for note in loss.notes)

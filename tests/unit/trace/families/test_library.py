@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from memest.trace.cuda.known_values import evaluate
 from memest.trace.cuda.transformers_patches import transformers_on_meta
 from memest.trace.cuda.value_answers import answer_handlers
 from memest.trace.isolation import restore_model
+from memest.trace.model.adjust import keep_all_layers
 from memest.trace.recorder import Recorder
 from memest.workspaces.operator_call import GpuTraits
 
@@ -127,6 +130,17 @@ def test_layers_that_drop_at_random_do_not(build):
 
     assert built.config.layerdrop == 0
     assert any("layerdrop" in note for note in built.notes)
+
+
+def test_layers_of_any_part_are_kept():
+    """Of a module that keeps the probability itself, and of a part's configuration."""
+    module = torch.nn.Linear(1, 1)
+    module.layerdrop = 0.1
+    module.config = SimpleNamespace(model_type="x", speech_encoder_layerdrop=0.1)
+
+    assert len(keep_all_layers(module)) == 1
+    assert module.layerdrop == module.config.speech_encoder_layerdrop == 0
+    assert keep_all_layers(module) == []
 
 
 # -- mixtures of experts ---------------------------------------------------------------------------
