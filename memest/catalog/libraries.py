@@ -1,5 +1,8 @@
 """Models that a library builds by name: ``timm/resnet50``, ``torchvision/resnet50``.
 
+``transformers/gpt2`` is a family with what its configuration has where nothing is said, for those
+who make their own: ``transformers/gpt2?n_layer=6``.
+
 Which libraries there are, and what is missing where one is not installed. None is imported here.
 """
 
@@ -7,10 +10,12 @@ from __future__ import annotations
 
 from memest.config.packages import Need
 
-__all__ = ["LIBRARIES", "library_need", "library_of_model"]
+__all__ = ["DEFAULTS", "LIBRARIES", "library_need", "library_of_model"]
 
 LIBRARIES = ("timm", "torchvision")
 """First parts of a name, which are the modules too."""
+DEFAULTS = "transformers"
+"""First part of the name of a family with its configuration's own defaults."""
 
 
 def library_of_model(ref: str) -> tuple[str, str] | None:

@@ -140,6 +140,18 @@ def model_types() -> frozenset[str]:
     return frozenset(entry.model_type for entry in catalogue())
 
 
+def family_of_config(name: str) -> str | None:
+    """The family whose configuration is of a class, None where the catalogue has none.
+
+    Example:
+        >>> family_of_config("DebertaV2Config"), family_of_config("OwnConfig")
+        ('deberta-v2', None)
+    """
+    word = name.removesuffix("Config").lower()
+    matches = (each for each in model_types() if each.replace("-", "").replace("_", "") == word)
+    return next(matches, None)
+
+
 @functools.cache
 def _by_id() -> dict[str, CatalogueEntry]:
     """Lower-case id, alias or unambiguous last part of an id, to the entry."""

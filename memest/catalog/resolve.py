@@ -15,10 +15,10 @@ from typing import Any
 from memest.catalog.changes import split_changes
 from memest.catalog.config_file import check_config, guess_auto_class, read_config
 from memest.catalog.hub import CONFIG_NAME, fetch_config
-from memest.catalog.libraries import library_of_model
+from memest.catalog.libraries import DEFAULTS, library_of_model
 from memest.catalog.mirrors import copy_in_4bit, mirror_note, original_of_copy
-from memest.catalog.models import CatalogueEntry, lookup
-from memest.errors import ConfigError, ModelLoadError, UnknownModelError
+from memest.catalog.models import CatalogueEntry, lookup, model_types
+from memest.errors import ConfigError, ModelLoadError, UnknownModelError, closest
 from memest.files.texts import of_windows, printable
 
 __all__ = ["ModelSource", "leads_to_file", "looks_like_path", "resolve_model"]
@@ -31,7 +31,7 @@ class ModelSource:
     """Where a model comes from.
 
     Attributes:
-        kind: ``catalogue``, ``file``, ``hub``, ``factory`` or ``library``.
+        kind: ``catalogue``, ``defaults``, ``file``, ``hub``, ``factory`` or ``library``.
         id: how to call it in results.
         config: the configuration, None for a factory and a library's model. Not part of the
             identity, do not change it.
@@ -244,9 +244,33 @@ def _resolve(ref: str, *, trust_remote_code: bool) -> ModelSource:
         return ModelSource(
             kind="library", id=ref, provenance=f"built by {library[0]}", library=library
         )
+    if ref.startswith(f"{DEFAULTS}/"):
+        return _of_defaults(ref)
     path, provenance = _fetch(ref, entry)
     name = f"the {CONFIG_NAME} of {ref}"
     return _from_config("hub", ref, path, name, provenance, trust_remote_code)
+
+
+def _of_defaults(ref: str) -> ModelSource:
+    """A family with its configuration's own defaults.
+
+    Raises:
+        UnknownModelError: a family that the catalogue has none of.
+    """
+    family = ref.partition("/")[2]
+    if family not in model_types():
+        close = closest(family, model_types())
+        raise UnknownModelError(
+            f"{ref}: {DEFAULTS}/... is a family of models with its configuration's defaults, and "
+            f"{family!r} is none that memest knows"
+            + (f": is it {' or '.join(close)}?" if close else ". bert, gpt2 and llama are some.")
+        )
+    return ModelSource(
+        kind="defaults",
+        id=ref,
+        config={"model_type": family},
+        provenance=f"the defaults of transformers for {family}",
+    )
 
 
 def _fetch(ref: str, original: CatalogueEntry | None) -> tuple[Path, str]:

@@ -13,6 +13,7 @@ from memest.estimation.replay_cache import ReplayCache
 from memest.estimation.run import Run
 from memest.estimation.run_facts import Peaks
 from memest.estimation.whole_run import resolve_run
+from memest.profiles.sizing import SIZES
 from memest.profiles.stream import Stream, dispensable
 from memest.replay.conf import AllocatorConf
 from memest.replay.replay import Replay, peak_without, replay
@@ -25,6 +26,8 @@ _MAX_ATTEMPTS = 64
 _SECANTS = 8
 _LARGE_SLACK = 10
 """A slack above this part of the device peak is large."""
+_OF_SAMPLES = tuple(f"--{name.replace('_', '-')} says it" for name in ("batch", *SIZES))
+"""Ends of what is open of samples alone: weights and states stay, however small those are."""
 
 
 def verdict_for(
@@ -42,8 +45,9 @@ def verdict_for(
     with all the retries that the allocator makes. ``fits by releasing cache``: the reserved peak
     is above what there is whatever they take, and the run completes because the allocator gives
     back what it caches. ``cannot say``: the setup names something that is not priced, or is priced
-    and not taken, and that may turn the verdict; or a library's choice alone decides, or the CUDA
-    graphs of an engine on the same GPU. Anything between is ``tight``.
+    and not taken, and that may turn the verdict (not what is open of samples alone, where weights
+    and states are too much already); or a library's choice alone decides, or the CUDA graphs of an
+    engine on the same GPU. Anything between is ``tight``.
 
     Args:
         target: the GPU.
@@ -57,8 +61,11 @@ def verdict_for(
     if setup.unpriced and verdict is not Verdict.DOES_NOT_FIT:
         verdict, reason = Verdict.CANNOT_SAY, f"not priced: {'; '.join(setup.unpriced)}"
     elif setup.overpriced and verdict is Verdict.DOES_NOT_FIT:
-        words = "; ".join(setup.overpriced)
-        verdict, reason = Verdict.CANNOT_SAY, f"the run takes less than is priced: {words}"
+        stays = peaks.process_low_bytes + result.final_allocated_bytes
+        of_samples = all(each.endswith(_OF_SAMPLES) for each in setup.overpriced)
+        if not of_samples or stays <= target.usable_bytes:
+            words = "; ".join(setup.overpriced)
+            verdict, reason = Verdict.CANNOT_SAY, f"the run may take less than is priced: {words}"
     return GpuFit(
         name=target.name,
         usable_bytes=target.usable_bytes,

@@ -207,7 +207,7 @@ def _length(keys: DocumentKeys, *, is_version_2: bool) -> None:
         keys.default("seq_len", 2048, "of ms-swift 2")
     elif not (row and packing):
         why = "nothing cuts them but the model: 512 tokens are taken; --seq-len says it"
-        keys.miss_default(LENGTH, why)
+        keys.miss_default(LENGTH, Either(why))
 
 
 def _checkpointing(keys: DocumentKeys, *, distributed: bool) -> None:

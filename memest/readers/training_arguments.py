@@ -180,7 +180,7 @@ METHODS = {
 WITHOUT_LIGER = "Liger's kernels and its loss of this method; priced is the run without them"
 """What is said where a method is kept, and Liger is not."""
 
-NO_LENGTH = "nothing names it: 512 tokens are taken; --seq-len says it"
+NO_LENGTH = Either("nothing names it: 512 tokens are taken; --seq-len says it")
 """What is said where nothing names how long samples are."""
 
 IMAGES = "how large images become: the model's own size is priced; --image-size says it"

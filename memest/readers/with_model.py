@@ -10,7 +10,7 @@ from memest.catalog.resolve import resolve_model
 from memest.config.kinds import Task
 from memest.config.positions import RawConfig, length_limit
 from memest.errors import MemestError
-from memest.readers.values import LENGTH, Level, ReadValue, Remark
+from memest.readers.values import LENGTH, Either, Level, ReadValue, Remark
 
 if TYPE_CHECKING:
     from memest.catalog.resolve import ModelSource
@@ -32,9 +32,9 @@ _WITHOUT_TOKENS = {
     Task.SPEECH_SEQ2SEQ: "AutoModelForSpeechSeq2Seq",
 }
 """Heads of models whose samples are images or sound."""
-NO_LABELS = "nothing names it: memest's own is taken; --target-len says it"
+NO_LABELS = Either("nothing names it: memest's own is taken; --target-len says it")
 """What is said where nothing names how long the labels of speech are."""
-_NO_SECONDS = "nothing names it: 5 s are taken; --audio-seconds says it"
+_NO_SECONDS = Either("nothing names it: 5 s are taken; --audio-seconds says it")
 
 
 def fitted(
@@ -103,14 +103,17 @@ def _with_length(
     kept = tuple(length_remarks(not_modelled, source, setup))
     before, after = ([str(each) for each in remarks] for remarks in (not_modelled, kept))
     dropped = {*before} - {*after}
-    unpriced = tuple(each for each in setup.unpriced if each not in dropped)
-    unpriced += tuple(each for each in after if each not in before)
+    added = tuple(each for each in after if each not in before)
+    open_words: dict[str, Any] = {
+        name: tuple(each for each in getattr(setup, name) if each not in dropped) + added
+        for name in ("unpriced", "overpriced")
+    }
     values = tuple(
-        replace(each, value=unpriced) if each.option == "unpriced" else each
+        replace(each, value=open_words.get(each.option, each.value))
         for each in values
-        if unpriced or each.option != "unpriced"
+        if open_words.get(each.option, True)
     )
-    return values, kept, replace(setup, unpriced=unpriced)
+    return values, kept, replace(setup, **open_words)
 
 
 def _takes_tokens(source: ModelSource | None, task: Task) -> bool:

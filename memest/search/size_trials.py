@@ -130,7 +130,7 @@ class SizeTrials:
         words = [f"not priced, so nothing is safe: {unpriced}"] if unpriced else []
         if run.setup.overpriced:
             overpriced = "; ".join(run.setup.overpriced)
-            words.append(f"the run takes less than is priced, so more may fit: {overpriced}")
+            words.append(f"the run may take less than is priced, so more may fit: {overpriced}")
         return [*words, *run_notes(run), *peaks.notes, *paged_notes(self._target, peaks)]
 
     def curve(

@@ -17,7 +17,9 @@ __all__ = [
     "SCRIPT_LOOPS",
     "TRAINERS",
     "arguments_of",
+    "is_config",
     "is_load",
+    "is_made_of_config",
     "is_optimizer",
     "optimizer_name",
     "task_of",
@@ -144,10 +146,24 @@ def is_load(call: Call) -> bool:
     """Whether a call makes a model with weights: ``AutoModel.from_pretrained``."""
     if is_vision_load(call):
         return True
-    if call.name not in ("from_pretrained", "from_config") or call.receiver is not None:
+    if call.receiver is not None:
         return isinstance(call.receiver, Class) and call.name == "from_pretrained"
-    kind = call.maker
+    if call.name not in ("from_pretrained", "from_config") and not is_made_of_config(call):
+        return False
+    kind = call.kind
     return bool(kind) and not kind.endswith(_NO_MODELS) and not kind.startswith(_PEFT_LOADS)
+
+
+def is_made_of_config(call: Call) -> bool:
+    """Whether a class of transformers is given a configuration: ``GPT2LMHeadModel(config)``."""
+    config = call.argument(0, "config")
+    makes = call.library == "transformers" and call.name[:1].isupper()
+    return makes and config is not None and is_config(config.data)
+
+
+def is_config(data: object) -> bool:
+    """Whether something is a configuration that a class of transformers made."""
+    return isinstance(data, Call) and data.receiver is None and data.kind.endswith("Config")
 
 
 def task_of(kind: str) -> str | None:

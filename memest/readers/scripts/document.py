@@ -12,6 +12,7 @@ from memest.readers.training_arguments import IGNORED_KEYS, UNMODELLED_KEYS
 from memest.readers.values import (
     Bounded,
     DocumentReading,
+    Either,
     KeyOrigin,
     Level,
     Remark,
@@ -119,7 +120,7 @@ class CallDocument:
         """Every keyword argument of a call."""
         for key, value in call.keywords.items():
             if key == "**":
-                self.miss(call.line, call.name, "further arguments cannot be told: **")
+                self.miss(call.line, call.name, Either("further arguments cannot be told: **"))
             elif key not in without:
                 self.put(key, value, call)
 
@@ -172,7 +173,7 @@ class CallDocument:
             self.miss(line, key, Bounded(why))  # a row of the head each
             return
         saves = last in _SAVING_KEYS or isinstance(self._unmodelled_keys.get(last), Bounded)
-        self.miss(line, key, Saving(why) if saves else why)
+        self.miss(line, key, Saving(why) if saves else Either(why))
 
     def take_over(self, other: CallDocument) -> None:
         """Keep what another document says of its own values, not the values."""

@@ -16,6 +16,7 @@ from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.expressions import as_text
 from memest.readers.scripts.found import Found
 from memest.readers.scripts.things import Call, Unknown, Value
+from memest.readers.values import Either
 
 __all__ = ["MODULE_METHODS", "Extra", "LightningRun", "lightning_of"]
 
@@ -117,7 +118,7 @@ class LightningRun:
         self._clipping(document)
         self._gpus(document)
         if "**" in trainer.keywords:
-            document.miss(trainer.line, "Trainer", "further arguments cannot be told: **")
+            document.miss(trainer.line, "Trainer", Either("further arguments cannot be told: **"))
         for each in _listed(trainer.keywords.get("plugins")):
             document.miss(trainer.line, "plugins", f"{_name_of(each)} is not read")
         for each in _listed(trainer.keywords.get("callbacks")):
@@ -160,7 +161,9 @@ class LightningRun:
         strategy = trainer.keywords.get("strategy", Value("auto")).data
         if strategy not in _STRATEGIES:
             why = "is not read: priced is DDP, or one GPU; --fsdp or --zero say it"
-            document.miss(trainer.line, "strategy", f"Lightning's {_name_of(strategy)} {why}")
+            document.miss(
+                trainer.line, "strategy", Either(f"Lightning's {_name_of(strategy)} {why}")
+            )
         number = 1
         for key in ("devices", "num_nodes"):
             data = trainer.keywords.get(key, Value(1)).data

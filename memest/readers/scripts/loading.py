@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from memest.catalog.changes import with_changes
+from memest.catalog.libraries import DEFAULTS
+from memest.catalog.models import family_of_config
 from memest.config.quantization import METHODS as PACKED
 from memest.config.quantization import is_key_of_bases
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
 from memest.readers.scripts.calling import root_of
-from memest.readers.scripts.calls import ADAPTERS, TRAINERS, task_of
+from memest.readers.scripts.calls import (
+    ADAPTERS,
+    TRAINERS,
+    is_config,
+    is_made_of_config,
+    task_of,
+)
 from memest.readers.scripts.document import MODEL_KEY, CallDocument
 from memest.readers.scripts.found import Found
 from memest.readers.scripts.things import (
@@ -30,7 +38,7 @@ from memest.readers.training_arguments import (
     read_peft_adapter,
     read_script_spellings,
 )
-from memest.readers.values import DocumentReading, Saving, option_called
+from memest.readers.values import DocumentReading, Either, Saving, option_called
 
 __all__ = ["is_old_trl", "read_adapter", "read_loading"]
 
@@ -47,7 +55,7 @@ _TABLE = KeyTable(
                 cache_dir low_cpu_mem_usage use_safetensors local_files_only force_download
                 subfolder variant config id2label label2id ignore_mismatched_sizes from_tf
                 problem_type code_revision state_dict pad_token_id return_dict
-                finetuning_task""",
+                finetuning_task bos_token_id eos_token_id sep_token_id n_ctx""",
         }
     ),
     unmodelled_keys={
@@ -104,7 +112,7 @@ def read_loading(found: Found) -> tuple[DocumentReading, set[str]]:
         keys = document.keys()
         read_table(keys, _TABLE)
     if load is not None and task:
-        keys.set_at("task", task, document.origin(load.line, None, load.maker))
+        keys.set_at("task", task, document.origin(load.line, None, load.kind))
     return document.reading(keys), document.used
 
 
@@ -115,10 +123,12 @@ def _load(document: CallDocument, load: Call) -> str | None:
     )
     config = load.keywords.get("config")
     for value in (config, first):
-        if value is not None and isinstance(value.data, Call):
+        if value is not None and is_config(value.data):
             _config(document, value.data)
+    if is_made_of_config(load):
+        document.say_default("dtype", "float32", f"{load.kind} as PyTorch makes parameters")
     if isinstance(load.receiver, Class):
-        document.miss(load.line, load.receiver.name, "a model of the script's own")
+        document.miss(load.line, load.receiver.name, Either("a model of the script's own"))
     if first is not None and not isinstance(first.data, Call):
         nothing = first.data in ("", None)
         flags = ", ".join((*first.given, *first.defaults)) or "a name"
@@ -131,27 +141,39 @@ def _load(document: CallDocument, load: Call) -> str | None:
         elif key not in names and key != "**":
             _put(document, key, value, load)
         elif key == "**":
-            document.miss(load.line, load.path, "further arguments cannot be told: **")
-    kind = load.maker
+            document.miss(load.line, load.path, Either("further arguments cannot be told: **"))
+    kind = load.kind
     task = task_of(kind)
     if task is None and not isinstance(load.receiver, Class):
-        document.miss(load.line, kind, "its head is not priced: the model's own is")
+        document.miss(load.line, kind, Either("its head is not priced: the model's own is"))
     return task
 
 
 def _config(document: CallDocument, config: Call) -> None:
-    """``AutoConfig.from_pretrained(name, num_labels=2)`` beside the model, or in its place."""
-    name = config.argument(0, "pretrained_model_name_or_path")
-    if config.name == "from_pretrained" and name is not None:
-        if MODEL_KEY not in document:
-            document.put(MODEL_KEY, name, config)
-        for key, value in (*config.keywords.items(), *config.attributes.items()):
-            if key == "**":
-                document.miss(config.line, config.name, "further arguments cannot be told: **")
-            elif key != "pretrained_model_name_or_path":
-                _put(document, key, value, config)
-    else:
-        document.miss(config.line, config.path, "values of a configuration that is made here")
+    """``AutoConfig.from_pretrained(name, num_labels=2)`` beside the model, or in its place.
+
+    One that is made of values alone, ``GPT2Config(n_layer=6)``, changes its class's defaults.
+    """
+    name = config.argument(0, "pretrained_model_name_or_path", "model_type")
+    values = config.arguments[1:]
+    if config.name != "from_pretrained":
+        values = values if config.name == "for_model" else config.arguments
+        family = family_of_config(config.kind) if config.name == config.kind else None
+        if config.name == "for_model" and name is not None and isinstance(name.data, str):
+            family = name.data
+        name = None if family is None else Value(f"{DEFAULTS}/{family}")
+    if name is None or values:
+        document.miss(
+            config.line, config.path, Either("values of a configuration that is made here")
+        )
+        return
+    if MODEL_KEY not in document:
+        document.put(MODEL_KEY, name, config)
+    for key, value in (*config.keywords.items(), *config.attributes.items()):
+        if key == "**":
+            document.miss(config.line, config.name, Either("further arguments cannot be told: **"))
+        elif key not in ("pretrained_model_name_or_path", "model_type"):
+            _put(document, key, value, config)
 
 
 _NO_ENTRIES = frozenset(
@@ -170,7 +192,7 @@ def _put(document: CallDocument, key: str, value: Value, call: Call) -> None:
     data = known(value.data)
     if is_unknown(data) or call.conditional:
         why = "an entry of the model's configuration that cannot be told: priced without it"
-        document.miss(call.line, key, why)
+        document.miss(call.line, key, Either(why))
     else:
         document.entries[key] = data
 
@@ -214,7 +236,9 @@ def _quantization(document: CallDocument, config: Call) -> None:
         parts = Value(data).beside(*values.values())
         document.put("quantization_config", parts, config)
     else:
-        document.miss(config.line, config.name, "weights quantised by it: priced as they are")
+        document.miss(
+            config.line, config.name, Saving("weights quantised by it: priced as they are")
+        )
 
 
 def _prepared(document: CallDocument, found: Found) -> None:

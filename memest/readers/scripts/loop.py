@@ -13,7 +13,7 @@ from memest.readers.scripts.loop_body import read_body
 from memest.readers.scripts.things import Call, Symbol, Unknown, Value
 from memest.readers.scripts.vision import is_vision_load
 from memest.readers.training_arguments import NO_LENGTH
-from memest.readers.values import LENGTH, Bounded, DocumentReading, Saving
+from memest.readers.values import LENGTH, Bounded, DocumentReading, Either, Saving
 
 __all__ = ["read_loop"]
 
@@ -125,7 +125,7 @@ def _batch(document: CallDocument, found: Found, loader: Call | Unknown | None) 
         document.miss(
             0,
             "batch",
-            "nothing that can be told makes batches: 8 samples are taken; --batch says it",
+            Either("nothing that can be told makes batches: 8 samples are taken; --batch says it"),
         )
 
 
@@ -194,7 +194,7 @@ def _optimizer(document: CallDocument, found: Found) -> None:
     if not found.optimizers:
         line = _line_of_loop(found)
         why = "it cannot be told: torch's AdamW is priced; --optim says it"
-        document.miss(line, "optimizer", why)
+        document.miss(line, "optimizer", Either(why))
         document.say("optim", "adamw_torch", line)
 
 

@@ -117,7 +117,7 @@ class Script:
     ) -> Iterator[Remark]:
         """Remarks as they stand for the model's head: what samples are, how large outputs are."""
         load = self.found.load
-        kind = load.maker if load is not None else ""
+        kind = load.kind if load is not None else ""
         is_vision = load is not None and is_vision_load(load)
         if load is not None and is_vision and "segmentation" not in load.path:
             task = "image-classification"

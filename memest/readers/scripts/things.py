@@ -159,6 +159,11 @@ class Call:
         return self.path.rpartition(".")[0].rpartition(".")[2]
 
     @property
+    def kind(self) -> str:
+        """The class that it makes an instance of: its own name, or what a class method is of."""
+        return self.name if self.name[:1].isupper() else self.maker
+
+    @property
     def library(self) -> str:
         """The first part of the path."""
         return self.path.partition(".")[0]

@@ -11,7 +11,7 @@ from memest.readers.scripts.things import Call, Function, Unknown, Value
 from memest.readers.scripts.unsloth import CONFIG_DEFAULTS, is_unsloth
 from memest.readers.training_arguments import read_training_arguments
 from memest.readers.trl import read_trl
-from memest.readers.values import DocumentReading, Saving
+from memest.readers.values import DocumentReading, Either, Saving
 
 __all__ = ["read_trainer"]
 
@@ -96,7 +96,9 @@ def _configure(document: CallDocument, config: Value | None, trainer: Call) -> N
         document.miss(
             trainer.line,
             "args",
-            f"training arguments cannot be told without running ({why}): priced are their defaults",
+            Either(
+                f"training arguments cannot be told without running ({why}): their defaults are"
+            ),
         )
 
 
@@ -132,7 +134,9 @@ def _optimizer(document: CallDocument, pair: object, trainer: Call) -> None:
         if part := updated_part(optimizer):
             document.miss(optimizer.line, optimizer.name, Saving(part))
     elif isinstance(optimizer, Call):
-        document.miss(optimizer.line, optimizer.path, "an optimizer that memest does not know")
+        document.miss(
+            optimizer.line, optimizer.path, Either("an optimizer that memest does not know")
+        )
     elif optimizer is not None or isinstance(pair, Unknown):
         why = "an optimizer that cannot be told; --optim says it"
-        document.miss(trainer.line, "optimizers", why)
+        document.miss(trainer.line, "optimizers", Either(why))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from memest.readers.scripts.document import MODEL_KEY, CallDocument
 from memest.readers.scripts.things import Call, Unknown, Value, known
-from memest.readers.values import Bounded
+from memest.readers.values import Bounded, Either
 
 __all__ = ["HEADS", "is_vision_load", "put_image_size", "put_vision_model"]
 
@@ -74,7 +74,7 @@ def put_vision_model(document: CallDocument, load: Call, head: Call | None) -> N
         elif isinstance(data, (bool, int, float, str)):
             document.entries[key] = data
         elif data is not None:
-            document.miss(load.line, key, "an argument of the model that cannot be told")
+            document.miss(load.line, key, Either("an argument of the model that cannot be told"))
     if head is not None:
         _classes(document, head.argument(1, "out_features") or Value(None), head)
 
@@ -110,7 +110,7 @@ def _put_side(document: CallDocument, size: Value | None, call: Call) -> None:
         document.put("image_size", Value(side), Call(call.path, call.line))
     else:
         why = "nothing that can be told names one: the model's own is taken; --image-size says it"
-        document.miss(call.line, "size of images", why)
+        document.miss(call.line, "size of images", Either(why))
 
 
 def _is_of_processor(size: Value | None) -> bool:

@@ -159,10 +159,20 @@ def test_every_face_has_every_verdict():
 FREEZE = "run.yaml:unfrozen_parameters: only these train"
 
 
+def test_no_length_is_short_enough_for_weights_that_do_not_fit():
+    """Weights and states stay, however small the samples are of which nobody says the length."""
+    length = "run.py:3 length of samples: nothing names it: 512 tokens are taken; --seq-len says it"
+    for size, verdict in (("2GiB", Verdict.DOES_NOT_FIT), ("6GiB", Verdict.CANNOT_SAY)):
+        answer = memest.estimate(BERT, **QUESTION, gpu_memory=size, overpriced=[length])
+        assert answer.verdict is verdict
+    both = memest.estimate(BERT, **QUESTION, gpu_memory="2GiB", overpriced=[length, FREEZE])
+    assert both.verdict is Verdict.CANNOT_SAY
+
+
 def test_what_is_priced_and_not_taken_is_no_reason_not_to_fit():
     answer = memest.estimate(BERT, **QUESTION, gpu_memory="6GiB", overpriced=[FREEZE])
     assert answer.verdict is Verdict.CANNOT_SAY
-    assert answer.to_dict()["verdict_reason"] == f"the run takes less than is priced: {FREEZE}"
+    assert answer.to_dict()["verdict_reason"] == f"the run may take less than is priced: {FREEZE}"
     assert within(answer, GIB) is Verdict.CANNOT_SAY
     assert within(answer, 80 * GIB) is Verdict.FITS
     assert f"and less, as not all that is priced is taken: {FREEZE}." in verdict_sentence(

@@ -25,6 +25,8 @@ def deepspeed(stage=3, **zero):
 
 CASES = {
     # document, what may take more, what may take less
+    "samples of any length": (
+        {"per_device_train_batch_size": 8, "logging_steps": 5}, "512", "512"),
     "parameters on disks": (deepspeed(offload_param={"device": "nvme"}), "", ""),
     "optimizer on disks": (deepspeed(offload_optimizer={"device": "nvme"}), "", ""),
     "a share of the optimizer": (

@@ -738,7 +738,7 @@ def read(folder, text):
 
 
 LOADED = """
-import copy, torch
+import copy, torch, transformers
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 from peft import LoraConfig, get_peft_model
 model = AutoModelForCausalLM.from_pretrained("gpt2")
@@ -773,6 +773,11 @@ CHANGED = {
     "config = AutoConfig.from_pretrained('gpt2')\nconfig.n_head = 6\n"
     "model = AutoModelForCausalLM.from_pretrained('gpt2', config=config)": "gpt2?n_head=6",
     "model = AutoModelForCausalLM.from_pretrained('gpt2', n_layer=2)": "gpt2?n_layer=2",
+    "config = transformers.GPT2Config(n_layer=6, n_ctx=64)\n"
+    "model = transformers.GPT2LMHeadModel(config)": "transformers/gpt2?n_layer=6",
+    "config = AutoConfig.for_model('roberta', num_hidden_layers=6)\nconfig.vocab_size = 52000\n"
+    "model = transformers.AutoModelForMaskedLM.from_config(config)": "transformers/roberta"
+    "?num_hidden_layers=6&vocab_size=52000",
 }
 LESS = {
     "model.freeze_encoder()": "freeze_encoder",
@@ -819,6 +824,24 @@ def test_entries_of_the_configuration_go_with_the_model(tmp_path, code):
     text = LOADED.replace('model = AutoModelForCausalLM.from_pretrained("gpt2")\n', "")
     run = read(tmp_path, text.format(code))
     assert (run.model, run.setup.unpriced) == (CHANGED[code], ())
+
+
+@pytest.mark.parametrize(
+    ("config", "model", "why"),
+    [
+        ("GPT2Config(50257, 1024)", None, "values of a configuration that is made here"),
+        ("GPT2Config(vocab_size=len(t))", "transformers/gpt2", "vocab_size: an entry of"),
+    ],
+)
+def test_what_cannot_be_told_of_a_configuration_leaves_both_sides_open(
+    tmp_path, config, model, why
+):
+    text = LOADED.replace('model = AutoModelForCausalLM.from_pretrained("gpt2")\n', "")
+    code = f"model = transformers.GPT2LMHeadModel(transformers.{config})"
+    run = read(tmp_path, text.format(code))
+    assert run.model == model
+    for told in (run.setup.unpriced, run.setup.overpriced):
+        assert any(why in each for each in told), told
 
 
 def test_samples_are_what_the_head_takes(tmp_path):

@@ -112,7 +112,7 @@ FILES = {
         [], ["parameters are frozen: all"]),
     "clm.py": (
         {"batch": 8, "grad_accum": 8, "eval_batch": 4, "precision": "bf16", "dtype": "float32", "optim": "adafactor", "checkpointing": "full"},
-        ["predictions of the evaluation", "length of samples: nothing"], []),
+        ["predictions of the evaluation", "length of samples: nothing"], ["length of samples"]),
     "qlora_mistral.py": (
         {"batch": 4, "seq_len": 1024, "grad_accum": 1, "precision": "fp32", "dtype": "auto", "optim": "paged_adamw_32bit", "checkpointing": "full"},
         [], []),
@@ -127,7 +127,7 @@ FILES = {
         ["what an evaluation gathers", "generation besides; --generate says"], []),
     "whisper_peft.ipynb": (
         {"batch": 8, "grad_accum": 1, "eval_batch": 8, "precision": "fp16", "optim": "auto", "checkpointing": "full"},
-        ["length of labels: nothing"], []),
+        ["length of labels: nothing"], ["length of labels"]),
     "vit.ipynb": (
         {"batch": 32, "grad_accum": 4, "eval_batch": 64, "precision": "fp16", "optim": "auto", "checkpointing": "none"},
         [], ["parameters are frozen: all"]),
