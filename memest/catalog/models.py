@@ -25,6 +25,7 @@ __all__ = [
     "aliases",
     "catalogue",
     "closest_models",
+    "family_of_config",
     "left_out",
     "lookup",
     "model_types",
