@@ -132,7 +132,7 @@ AXOLOTL_UNMODELLED_KEYS = {
     "use_kernels": Either("kernels of the hub"),
     "use_onebitllms": Either("1-bit linears"),
     "noisy_embedding_alpha": "noise on the embeddings in forward",
-    "resize_token_embeddings_to_32x": "a few rows of the embeddings",
+    "resize_token_embeddings_to_32x": Bounded("a few rows of the embeddings"),
     "eval_causal_lm_metrics": "the evaluation generates",
     "do_bench_eval": "the evaluation generates",
     "gpu_memory_limit": Bounded("a limit of the process"),

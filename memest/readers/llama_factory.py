@@ -66,7 +66,7 @@ _UNMODELLED_KEYS = {
     "use_megatron_bridge": Either("Megatron"),
     "fp8": Either("fp8"),
     "rope_scaling": Bounded("the position tables"),
-    "resize_vocab": "a few rows of the embeddings",
+    "resize_vocab": Bounded("a few rows of the embeddings"),
     "ref_model": "a second model in memory",
     "reward_model": "a second model in memory",
     **dict.fromkeys(("image_max_pixels", "video_max_pixels"), IMAGES),

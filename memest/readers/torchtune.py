@@ -113,7 +113,7 @@ _UNMODELLED_KEYS = {
     "reward_and_value_model": "further models in memory",
     "ppo_epochs": "PPO",
     "use_flex": Either("flex attention"),
-    "resize_token_embeddings": "a few rows",
+    "resize_token_embeddings": Bounded("a few rows of the embeddings"),
     "context_parallel_dim": Either("context parallelism"),
     "freeze_embeddings": Saving("parts that do not train"),
 }

@@ -97,6 +97,8 @@ def read_loading(found: Found) -> tuple[DocumentReading, set[str]]:
     elif isinstance(found.model, str) and found.model:
         assert found.trainer is not None
         document.put(MODEL_KEY, Value(found.model), found.trainer)
+    if load is not None and (is_made_of_config(load) or is_vision_load(load)):
+        _made(document, found, load)
     trainer = found.trainer
     quantization = trainer.keywords.get("quantization_config") if trainer is not None else None
     if quantization is not None and isinstance(quantization.data, Call):
@@ -125,8 +127,6 @@ def _load(document: CallDocument, load: Call) -> str | None:
     for value in (config, first):
         if value is not None and is_config(value.data):
             _config(document, value.data)
-    if is_made_of_config(load):
-        document.say_default("dtype", "float32", f"{load.kind} as PyTorch makes parameters")
     if isinstance(load.receiver, Class):
         document.miss(load.line, load.receiver.name, Either("a model of the script's own"))
     if first is not None and not isinstance(first.data, Call):
@@ -202,6 +202,15 @@ def _name_entries(document: CallDocument) -> None:
     name = document.get(MODEL_KEY)
     if isinstance(name, str) and document.entries:
         document.change(MODEL_KEY, with_changes(name, document.entries))
+
+
+def _made(document: CallDocument, found: Found, load: Call) -> None:
+    """Parameters that a class makes, and none loads, have PyTorch's default dtype."""
+    for call in found.calls:
+        dtype = call.argument(0, "d") if call.path == "torch.set_default_dtype" else None
+        if dtype is not None and call in found.early((call,)):
+            document.put("dtype", dtype, call)
+    document.say_default("dtype", "float32", f"{load.kind or load.name} makes its parameters")
 
 
 def _is_quantised(document: CallDocument) -> bool:

@@ -12,7 +12,7 @@ from memest.readers.scripts.found import Found
 from memest.readers.scripts.lightning import lightning_of
 from memest.readers.scripts.things import Call, Unknown
 from memest.readers.scripts.unsloth import is_unsloth
-from memest.readers.values import Bounded, DocumentReading, Saving
+from memest.readers.values import Bounded, DocumentReading, Either, Saving
 
 __all__ = ["read_remarks"]
 
@@ -137,8 +137,11 @@ def _others(document: CallDocument, found: Found) -> None:
 def _of_model(document: CallDocument, found: Found) -> None:
     """Changes of the model that no option has."""
     for call in found.on_model("resize_token_embeddings"):
-        few = "a few rows of the embeddings"
-        document.miss(call.line, call.name, Bounded(few) if call.conditional else few)
+        why = "rows of the embeddings, for tokens that are added"
+        size = call.argument(0, "new_num_tokens")
+        is_few = size is None or not isinstance(size.data, int)
+        is_few = is_few and not any(found.named("add_tokens"))
+        document.miss(call.line, call.name, Bounded(f"a few {why}") if is_few else Either(why))
     if found.adapts:
         return  # they freeze the model
     frozen = [

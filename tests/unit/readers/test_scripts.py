@@ -247,7 +247,11 @@ def test_what_matters_nothing_may_be_unknown(script):
     [
         ({"between": "teacher = AutoModelForCausalLM.from_pretrained('gpt2-xl')"},
          "a further model in memory"),
-        ({"between": "model.resize_token_embeddings(50300)"}, "a few rows"),
+        ({"between": "model.resize_token_embeddings(50300)"}, "rows of the embeddings"),
+        (
+            {"between": "tok.add_tokens(new)\nmodel.resize_token_embeddings(len(tok))"},
+            "rows of the embeddings",
+        ),
         ({"between": "model.generate(None)"}, "generation besides"),
         ({"before": "class Own(Trainer):\n    def compute_loss(self, model, inputs): ...",
           "between": "Trainer = Own"}, "a loss of the script's own"),
@@ -808,6 +812,7 @@ def test_what_does_not_train_is_named(tmp_path, code):
         ("model = model.to('cuda', torch.bfloat16)", {"dtype": "bfloat16"}),
         ("model = torch.compile(model, mode='default')", {"torch_compile_mode": "default"}),
         ("print(sum(p.numel() for p in model.parameters()))", {}),
+        ("model.resize_token_embeddings(len(tok))", {}),
         ("model.config.use_cache = False\nmodel.config.pad_token_id = 0", {"use_cache": False}),
         ("def report(m):\n    print(m)\nreport(model)\nmodel.train()", {}),
         ("model.enable_input_require_grads()\nmodel.print_trainable_parameters()", {}),
@@ -842,6 +847,20 @@ def test_what_cannot_be_told_of_a_configuration_leaves_both_sides_open(
     assert run.model == model
     for told in (run.setup.unpriced, run.setup.overpriced):
         assert any(why in each for each in told), told
+
+
+@pytest.mark.parametrize(
+    ("before", "dtype"),
+    [("", "float32"), ("torch.set_default_dtype(torch.bfloat16)\n", "bfloat16")],
+)
+def test_a_class_makes_parameters_of_the_default_dtype(tmp_path, before, dtype):
+    text = LOADED.replace('model = AutoModelForCausalLM.from_pretrained("gpt2")\n', "")
+    config = "config = AutoConfig.from_pretrained('Qwen/Qwen3-0.6B')\n"
+    run = read(
+        tmp_path,
+        text.format(f"{before}{config}model = transformers.Qwen3ForCausalLM(config)"),
+    )
+    assert run.options["dtype"] == dtype
 
 
 def test_samples_are_what_the_head_takes(tmp_path):

@@ -26,7 +26,7 @@ FILES = {
     "axolotl_lora_4bit.yaml": ({"load_in_4bit": None, "peft": "lora"}, [], []),
     "axolotl_moe_experts.yaml": ({"load_in_4bit": True}, [], ["experts are quantised"]),
     "axolotl_unfrozen.yaml": (
-        {"use_reentrant": False}, ["a few rows"], ["only these parameters train"]),
+        {"use_reentrant": False}, [], ["only these parameters train"]),
     "llama_factory_additional_target.yaml": (
         {"cast_weights": ("trainable=float32",), "modules_to_save": ("embed_tokens", "lm_head")}, [], []),
     "llama_factory_freeze.yaml": ({"dtype": "float32"}, [], ["name those that do not"]),
@@ -50,7 +50,7 @@ FILES = {
     "torchtune_validation.yaml": ({"batch": 1}, ["a validation of 32 samples"], []),
     "handbook_sft.yaml": ({"packing": "wrapped", "neftune_noise_alpha": 5}, [], []),
     "handbook_orpo.yaml": ({"prepare_kbit": True, "lora_r": 64}, ["ORPO"], ["halved"]),
-    "qlora_sft.py": ({"seq_len": 4096, "prepare_kbit": True}, ["a few rows"], []),
+    "qlora_sft.py": ({"seq_len": 4096, "prepare_kbit": True}, [], []),
     "distill.py": (
         {"grad_accum": 4, "zero_grad": "zero"}, ["further model", "copies of the weights"], ["frozen"]),
     "trainer_cls.py": (
