@@ -22,8 +22,8 @@ TIMEOUT_SECONDS = 5.0
 
 
 _OTHER_WAYS = (
-    "`memest models` lists the catalogue; the path of a config.json works too, and models of "
-    "torchvision, timm or diffusers are named as package.module:factory (`memest help "
+    "`memest models` lists the catalogue; the path of a config.json works too, models of other "
+    "libraries are timm/NAME, torchvision/NAME or package.module:factory (`memest help "
     "naming-models`)."
 )
 
@@ -40,8 +40,11 @@ def _suggestion(ref: str) -> str:
 def _unknown(ref: str, why: str) -> UnknownModelError:
     reasons = {id_.lower(): f" ({reason})" for id_, reason in left_out().items()}
     reason = reasons.get(ref.lower(), "")
+    # a command as one word
+    meant = f"A launch command stands behind --: memest estimate -- {ref}. " if " " in ref else ""
     said = (
-        f"{ref!r} is neither a file nor in memest's catalogue{reason}, and {why}. {_nearest(ref)}"
+        f"{ref!r} is neither a file nor in memest's catalogue{reason}, and {why}. "
+        f"{meant or _nearest(ref)}"
     )
     return UnknownModelError(f"{said}{_OTHER_WAYS}", said.rstrip())
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from memest.readers.scripts.command_line import (
+    DATACLASS_PARSERS,
     PARSERS,
     CommandLine,
     add_argument,
@@ -16,6 +17,7 @@ from memest.readers.scripts.command_line import (
 )
 from memest.readers.scripts.expressions import DATA_SETS, Expressions, Names, as_text
 from memest.readers.scripts.plain_data import plain_method
+from memest.readers.scripts.settings_files import AS_MAPPINGS, READERS, settings_of
 from memest.readers.scripts.source import Source
 from memest.readers.scripts.things import (
     Call,
@@ -23,6 +25,7 @@ from memest.readers.scripts.things import (
     Function,
     NamedPart,
     Namespace,
+    OpenFile,
     Part,
     Symbol,
     Unknown,
@@ -79,8 +82,8 @@ _SETTERS = ("set_training", "set_optimizer", "set_evaluate", "set_dataloader")
 _PARAMETERS = ("parameters", "named_parameters")
 _WHOLE_MODELS = ("module", "_orig_mod")
 """Attributes by which wrappers have the model that they are given."""
-_RUNNERS = frozenset(("Fire", "run", "notebook_launcher"))
-"""Functions that call the one they are given: Fire's, Typer's, accelerate's."""
+_RUNNERS = frozenset(("Fire", "run", "cli", "notebook_launcher"))
+"""Functions that call the one they are given: Fire's, Typer's, tyro's, accelerate's."""
 
 
 def root_of(data: Any) -> Any:
@@ -117,6 +120,7 @@ class Calls(Expressions):
         self.classes: list[Class] = []
         self.names = Names()
         self.names.own["__name__"] = Value("__main__")
+        self._folder = source.folder
         self._line = line
         self._argv = [source.name, *(line.words or ())]
         self._conditions: list[ast.expr] = []
@@ -222,6 +226,9 @@ class Calls(Expressions):
                         return self._chosen(node, weights, _condition(arguments[:-1]))
                     if isinstance(weights.data, Part):
                         return weights
+                if node.func.id == "open" and arguments and isinstance(arguments[0].data, str):
+                    name = arguments[0].data
+                    return arguments[0].with_data(OpenFile(as_text(node), node.lineno, name))
                 value = self.builtin(node.func.id, node, arguments, keywords)
                 if value is None and not hasattr(builtins, node.func.id):
                     # of a file that is not read: from x import *
@@ -284,8 +291,16 @@ class Calls(Expressions):
             return Value(Namespace(keywords, Value(Unknown("an argument of the command line"))))
         if name.endswith("_like") and target.library == "torch" and self._loops_over_weights:
             self._note(COPIES_OF_WEIGHTS, node.lineno, arguments, keywords)
+        first = arguments[0] if arguments else Value(None)
+        if target.path in READERS:
+            settings = settings_of(first.data, self._folder)
+            return self.unknown(node) if settings is None else first.with_data(settings)
+        if target.path in AS_MAPPINGS and isinstance(first.data, dict):
+            return first
         call = self._note(target.path, node.lineno, arguments, keywords)
-        function = arguments[0].data if arguments else None
+        if target.path in DATACLASS_PARSERS and not isinstance(first.data, Function):
+            return parsed_dataclasses(call, self._line)[0]
+        function = first.data
         if name in _RUNNERS and isinstance(function, Function):
             passed = call.argument(1, "args")
             given = passed.data if passed is not None and isinstance(passed.data, list) else []

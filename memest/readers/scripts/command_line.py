@@ -1,4 +1,4 @@
-"""Arguments that a script takes: argparse, HfArgumentParser and TRL's, Fire; with their defaults.
+"""Arguments that a script takes: argparse, HfArgumentParser and TRL's, Fire, tyro, with defaults.
 
 Source: argparse of Python 3.13 (``dest``, ``action``, ``default``); transformers 5.23
 ``hf_argparser.py``; TRL 1.16 ``scripts/utils.py`` (``TrlParser``).
@@ -14,11 +14,12 @@ from memest.readers.command_words import read_arguments
 from memest.readers.documents import plain_value
 from memest.readers.scripts.things import Call, Class, Namespace, Symbol, Unknown, Value
 
-__all__ = ["PARSERS", "CommandLine", "add_argument", "parsed_dataclasses"]
+__all__ = ["DATACLASS_PARSERS", "PARSERS", "CommandLine", "add_argument", "parsed_dataclasses"]
 
 PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
 """Parsers whose arguments are the fields of dataclasses."""
-
+DATACLASS_PARSERS = ("tyro.cli", "simple_parsing.parse", "draccus.parse", "pyrallis.parse")
+"""Functions that fill the dataclass they are given."""
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "ModelConfig": {"dtype": "float32", "attn_implementation": None, "model_revision": "main"},
@@ -126,7 +127,7 @@ def add_argument(parser: Call, call: Call, line: CommandLine) -> None:
 
 def parsed_dataclasses(parser: Call, line: CommandLine) -> list[Value]:
     """What a parser of dataclasses returns: one thing for each."""
-    first = parser.argument(0, "dataclass_types")
+    first = parser.argument(0, "dataclass_types", "f", "config_class")
     kinds = first.data if first is not None else None
     kinds = list(kinds) if isinstance(kinds, (list, tuple)) else [kinds]
     own_fields = {name for kind in kinds if isinstance(kind, Class) for name in kind.fields}

@@ -40,12 +40,14 @@ class Source:
         body: its statements, those of a notebook's cells behind each other.
         cells: first line and number of each cell of a notebook; nothing for a file.
         unread: first lines of cells that are no Python, and why.
+        folder: that the file is in.
     """
 
     name: str
     body: tuple[ast.stmt, ...]
     cells: tuple[tuple[int, int], ...] = ()
     unread: tuple[tuple[int, str], ...] = ()
+    folder: Path | None = None
 
     def place(self, line: int) -> str:
         """Where a line is: ``train.py:41``, ``colab.ipynb:cell 3, line 2``."""
@@ -96,8 +98,9 @@ def parse_script(path: Path, label: str) -> Source:
         ConfigError: it cannot be read, or holds no Python.
     """
     if path.suffix.lower() != ".ipynb":
-        return Source(path.name, tuple(parse_python(read_source(path, label), label)))
-    body: list[ast.stmt] = []
+        body = parse_python(read_source(path, label), label)
+        return Source(path.name, tuple(body), folder=path.parent)
+    body = []
     cells: list[tuple[int, int]] = []
     unread: list[tuple[int, str]] = []
     line = 1
@@ -110,7 +113,7 @@ def parse_script(path: Path, label: str) -> Source:
         line += text.count("\n") + 1
     if unread and not body:
         raise ConfigError(unread[0][1])
-    return Source(path.name, tuple(body), tuple(cells), tuple(unread))
+    return Source(path.name, tuple(body), tuple(cells), tuple(unread), path.parent)
 
 
 def _parse_cell(text: str, label: str, first_line: int) -> list[ast.stmt]:

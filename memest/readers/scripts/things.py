@@ -38,6 +38,17 @@ class Unknown:
     line: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class OpenFile(Unknown):
+    """A file that is open.
+
+    Attributes:
+        path: as the script names it.
+    """
+
+    path: str = ""
+
+
 class Part(Unknown):
     """Some parameters of a model, ``model.fc.parameters()``; how many cannot be told."""
 
