@@ -13,6 +13,7 @@ __all__ = [
     "Function",
     "NamedPart",
     "Namespace",
+    "OpenFile",
     "Part",
     "Symbol",
     "Unknown",
