@@ -34,6 +34,7 @@ from memest.readers.values import (
     Level,
     ReadValue,
     Remark,
+    Spread,
     names_of,
 )
 from memest.readers.with_model import fitted, length_remarks
@@ -202,6 +203,8 @@ def settle(
     if named_size:
         not_modelled = [remark for remark in not_modelled if not remark.key.endswith(LENGTH)]
     not_modelled = list(length_remarks(not_modelled, None, setup))
+    if setup.distributed.num_gpus == 1:
+        not_modelled = [each for each in not_modelled if not isinstance(each.why, Spread)]
     settled = tuple(
         f"{flag} says it"
         for each in flag_values

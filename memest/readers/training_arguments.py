@@ -23,6 +23,7 @@ from memest.readers.values import (
     KeyOrigin,
     Level,
     Saving,
+    Spread,
     names_of,
     option_called,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "note_length",
     "read_adapters",
     "read_checkpointing",
+    "read_device_map",
     "read_evaluation",
     "read_liger",
     "read_load",
@@ -242,6 +244,16 @@ def read_script_spellings(keys: DocumentKeys) -> None:
         keys.ignore("bits", "no quantised base")
 
 
+def read_device_map(keys: DocumentKeys) -> None:
+    """A ``device_map`` by name lays layers on all GPUs of a process, which the Trainer keeps to.
+
+    Source: ``PreTrainedModel.from_pretrained``; ``is_model_parallel`` of ``trainer.py``.
+    """
+    if keys.document.get("device_map") in _SPREADS:
+        why = "layers are laid on the GPUs that the process sees: each is priced with all of them"
+        keys.miss("device_map", Spread(f"{keys.take('device_map')}: {why}"))
+
+
 def read_training_arguments(keys: DocumentKeys) -> None:
     """Read training arguments.
 
@@ -322,6 +334,7 @@ def change_model(keys: DocumentKeys, key: str, changes: Any, *, prefix: str = ""
         keys.ignore(name, "counted with the model, MODEL?name=value")
 
 
+_SPREADS = ("auto", "balanced", "balanced_low_0", "sequential")
 _LOADING = frozenset(
     """device_map trust_remote_code revision token use_auth_token cache_dir low_cpu_mem_usage
     use_safetensors local_files_only force_download subfolder variant id2label label2id

@@ -23,6 +23,7 @@ __all__ = [
     "ReadValue",
     "Remark",
     "Saving",
+    "Spread",
     "StepSize",
     "names_of",
     "option_called",
@@ -91,6 +92,12 @@ class Bounded(str):
 
 class Saving(Bounded):
     """What of a key is not modelled, where the run may take much less than what is priced."""
+
+    __slots__ = ()
+
+
+class Spread(Saving):
+    """The same, where one process has several GPUs."""
 
     __slots__ = ()
 

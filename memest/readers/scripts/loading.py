@@ -35,6 +35,7 @@ from memest.readers.training_arguments import (
     SCRIPT_KEYS,
     UNMODELLED_KEYS,
     read_checkpointing,
+    read_device_map,
     read_peft_adapter,
     read_script_spellings,
 )
@@ -47,7 +48,7 @@ _TABLE = KeyTable(
         **MODELS,
         "torch_dtype": Key("dtype"),
     },
-    readers=(read_checkpointing, read_script_spellings),
+    readers=(read_checkpointing, read_script_spellings, read_device_map),
     own_names=True,
     ignored_keys=by_key(
         {

@@ -850,6 +850,21 @@ def test_what_cannot_be_told_of_a_configuration_leaves_both_sides_open(
 
 
 @pytest.mark.parametrize(
+    ("device_map", "num_gpus", "is_open"),
+    [("'auto'", 4, True), ("'auto'", 1, False), ("{'': 0}", 4, False), ("'cuda'", 4, False)],
+)
+def test_layers_that_are_laid_on_several_gpus_are_priced_on_each(
+    tmp_path, device_map, num_gpus, is_open
+):
+    path = tmp_path / "train.py"
+    text = LOADED.replace('"gpt2"', f'"gpt2", device_map={device_map}')
+    path.write_text(text.format(""))
+    run = memest.read_config(path, seq_len=8, num_gpus=num_gpus)
+    assert run.setup.unpriced == ()
+    assert bool(run.setup.overpriced) is is_open
+
+
+@pytest.mark.parametrize(
     ("before", "dtype"),
     [("", "float32"), ("torch.set_default_dtype(torch.bfloat16)\n", "bfloat16")],
 )
