@@ -202,8 +202,10 @@ def calibration_tab(answer: Estimate) -> None:
         )
         st.caption(f"Range of the device peak: {answer.interval.basis}.")
         return
-    name, gpus = calibration_name(Path(facts.path)), ", ".join(map(short_gpu, facts.gpus))
-    st.caption(plain(f"{name}, measured for {gpus}. {answer.interval.basis}."))
+    basis = answer.interval.basis
+    for gpu in facts.gpus:  # one name of a card on all pages
+        basis = basis.replace(gpu, short_gpu(gpu))
+    st.caption(plain(f"{calibration_name(Path(facts.path))}: {basis}."))
     corrected_bytes = {row.category.value: row.bytes for row in answer.breakdown}
     rows = [
         (name, raw, facts.factors.get(name), corrected_bytes.get(name, 0))
@@ -230,6 +232,7 @@ def calibration_tab(answer: Estimate) -> None:
             for name, raw, factor, size in rows
         ],
         hide_index=True,
+        height="content",
         alt="Correction: "
         + ", ".join(f"{n} {format_size(raw)} to {format_size(size)}" for n, raw, _, size in rows),
     )
