@@ -95,16 +95,21 @@ def label_of(option: Option) -> str:
 
 
 _FLAG = re.compile(r"(?<![\w`-])--[a-z][a-z0-9-]*")
+_LISTS = {"`memest gpus`": "The field GPU", "`memest estimate --help all`": "All options"}
+"""Where a page has what a command lists."""
 
 
 def in_page_words(text: object) -> str:
-    """A sentence of the library with the names of inputs where it names flags.
+    """A sentence of the library with the names of inputs where it names flags, or lists of them.
 
     Example:
         >>> in_page_words("--seq-len 9 is too long: use --seq-len 8.")
         'Length 9 is too long: use Length 8.'
     """
-    return _FLAG.sub(lambda found: _labels_by_flag().get(found[0], found[0]), str(text))
+    words = _FLAG.sub(lambda found: _labels_by_flag().get(found[0], found[0]), str(text))
+    for command, place in _LISTS.items():
+        words = words.replace(command, place)
+    return words
 
 
 @functools.cache

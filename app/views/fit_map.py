@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -54,14 +55,14 @@ def show(question: ExplorerQuestion) -> None:
         return
     axis = _length_axis(answer)
     name, label, stops, unit = _LENGTHS[axis]
-    left, middle, right = st.columns([2, 2, 2], gap="medium")
+    left, middle, right = st.container(key="axes").columns(3, gap="medium")
     with left:
-        batches = _range("batches", "Batches", _BATCHES, _spread(_BATCHES, 1, 64))
+        batches = _range("batches", "batch", "Batches", _BATCHES, _spread(_BATCHES, 1, 64))
     with middle:
         own = int(getattr(answer.setup, axis))
         highest = own if axis == "image_size" else max(own, stops[4] if axis == AXES[0] else own)
         lowest = own if axis == "image_size" else min(own, 128)
-        lengths = _range(name, label, stops, _spread(stops, lowest, highest))
+        lengths = _range(name, axis, label, stops, _spread(stops, lowest, highest))
     metric = right.segmented_control(
         "Number in a cell",
         METRICS,
@@ -92,17 +93,15 @@ def _length_axis(answer: Estimate) -> str:
 # -- ranges ---------------------------------------------------------------------------------------
 
 
-def _range(name: str, label: str, stops: Sequence[int], default: str) -> str:
+def _range(name: str, option: str, label: str, stops: Sequence[int], default: str) -> str:
     """A slider over stops, with two ends; returns values as ``memest sweep --over`` takes them.
 
     A link may name other values than a slider can: they hold until it is moved.
     """
     text = str(page_value(name, default))
-    try:
-        values = [float(value) for value in parse_axis(f"batch={text}")[1]]
-    except MemestError as error:
-        st.error(plain(error))
-        values = [stops[0], stops[-1]]
+    values: list[float] = [stops[0], stops[-1]]
+    with contextlib.suppress(MemestError):  # said by the map
+        values = [float(value) for value in parse_axis(f"{option}={text}")[1]]
     ends = tuple(min(stops, key=lambda stop: abs(stop - end)) for end in (values[0], values[-1]))
     key = f"range {name}"
     st.session_state[key] = ends

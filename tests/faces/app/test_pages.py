@@ -54,9 +54,16 @@ def test_the_fit_map_shows_another_measure(open_page: Open) -> None:
     assert "3 points" in texts(app)
 
 
-def test_a_range_of_a_link_that_cannot_be_is_said(open_page: Open) -> None:
-    app = open_page("fit-map", model="bert-large-uncased", batches="64:1", seq_lens="128")
-    assert "runs backwards" in app.error[0].value
+@pytest.mark.parametrize(
+    ("batches", "seq_lens", "said"),
+    [("64:1", "128", "runs backwards"), ("8", "long", "Length 'long'")],
+)
+def test_a_range_of_a_link_that_cannot_be_is_said_once(
+    open_page: Open, batches: str, seq_lens: str, said: str
+) -> None:
+    app = open_page("fit-map", model="bert-large-uncased", batches=batches, seq_lens=seq_lens)
+    (error,) = app.error
+    assert said in error.value
 
 
 def test_the_fit_map_needs_a_gpu(open_page: Open) -> None:
