@@ -83,7 +83,9 @@ def map_chart(
             color=alt.Color(
                 "verdict:N",
                 scale=alt.Scale(domain=groups, range=[_COLOURS[name] for name in groups]),
-                legend=alt.Legend(orient="top", title=None, symbolType="square"),
+                legend=alt.Legend(
+                    orient="top", title=None, symbolType="square", symbolStrokeWidth=0
+                ),
             ),
             tooltip=tooltip,
         )
