@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import re
 
+from memest.app.hero import short_gpu
+from memest.catalog.spec import list_gpus
 from memest.config.option import Option
 from memest.config.option_table import OPTIONS
 
@@ -100,7 +102,7 @@ _LISTS = {"`memest gpus`": "The field GPU", "`memest estimate --help all`": "All
 
 
 def in_page_words(text: object) -> str:
-    """A sentence of the library with the names of inputs where it names flags, or lists of them.
+    """A sentence of the library with the page's names of inputs, of lists of them, and of cards.
 
     Example:
         >>> in_page_words("--seq-len 9 is too long: use --seq-len 8.")
@@ -109,7 +111,13 @@ def in_page_words(text: object) -> str:
     words = _FLAG.sub(lambda found: _labels_by_flag().get(found[0], found[0]), str(text))
     for command, place in _LISTS.items():
         words = words.replace(command, place)
-    return words
+    return _card_names().sub(lambda found: short_gpu(found[0]), words)
+
+
+@functools.cache
+def _card_names() -> re.Pattern[str]:
+    names = sorted((spec.name for spec in list_gpus()), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, names)))
 
 
 @functools.cache

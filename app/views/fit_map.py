@@ -12,6 +12,7 @@ import streamlit as st
 from memest.app import answers
 from memest.app.asking import AXES
 from memest.app.hero import short_gpu
+from memest.app.labels import in_page_words
 from memest.app.link import (
     FIRST_PAGE,
     asked,
@@ -78,7 +79,7 @@ def show(question: ExplorerQuestion) -> None:
     sweep = answers.attempt(partial(answers.sweep, base, axes), f"Sweeping {base.model}")
     if sweep is None:
         return
-    st.markdown(f"**{plain(summary(sweep))}** Click a cell to ask about it.")
+    st.markdown(f"**{plain(in_page_words(summary(sweep)))}** Click a cell to ask about it.")
     places = _maps(sweep, axis, metric or METRICS[0], unit)
     _notes(sweep)
     _files(sweep, metric or METRICS[0])
@@ -188,7 +189,7 @@ def _ask_cell(key: str, gpu: str, axis: str) -> None:
 def _notes(sweep: Sweep) -> None:
     heat = heat_map(sweep, METRICS[0])
     for note in heat.notes:
-        st.caption(plain(note))
+        st.caption(plain(in_page_words(note)))
     with st.expander("The same as a table"):
         st.dataframe(
             [

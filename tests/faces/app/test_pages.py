@@ -52,6 +52,7 @@ def test_the_fit_map_shows_another_measure(open_page: Open) -> None:
     app.select_slider(key="range batches").set_range(8, 32).run()
     assert app.query_params["batches"] == "8,16,32"
     assert "3 points" in texts(app)
+    assert "NVIDIA GeForce" not in texts(app)  # one name of a card on the page
 
 
 @pytest.mark.parametrize(
