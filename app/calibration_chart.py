@@ -50,7 +50,7 @@ def ratio_chart(evaluations: Sequence[Evaluation], title: str) -> Chart:
     y = alt.Y("ratio:Q", title="measured / predicted", scale=alt.Scale(zero=False, nice=True))
     band = (
         alt.Chart(alt.Data(values=ranges))
-        .mark_rule(strokeWidth=6, opacity=0.25, color=_COLOURS[1])
+        .mark_rule(strokeWidth=6, opacity=0.4, color=_COLOURS[1])
         .encode(x=x, y=alt.Y("low:Q"), y2=alt.Y2("high:Q"))
     )
     one = (
@@ -60,7 +60,7 @@ def ratio_chart(evaluations: Sequence[Evaluation], title: str) -> Chart:
     )
     dots = (
         alt.Chart(alt.Data(values=rows))
-        .mark_point(filled=True, size=70, opacity=0.95)
+        .mark_point(filled=True, size=34, opacity=0.95)
         .encode(
             x=x,
             y=y,
@@ -82,6 +82,6 @@ def ratio_chart(evaluations: Sequence[Evaluation], title: str) -> Chart:
             ],
         )
     )
-    chart = alt.layer(band, one, dots).properties(height=300, title=title)
+    chart = alt.layer(band, one, dots).properties(height=440, title=title)
     pairs = (f"{row['run']} {row['which']} {row['ratio']:.3f}" for row in rows[: 2 * _MOST_NAMED])
     return to_chart(chart, f"{title}. Measured over predicted: {'; '.join(pairs)}.")

@@ -212,7 +212,7 @@ def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
                 scale=_parts_in((str(row["part"]) for row in live_parts), names),
                 legend=alt.Legend(
                     orient="bottom",
-                    columns=alt.ExprRef("width < 520 ? 2 : 4"),
+                    columns=alt.ExprRef("width < 340 ? 1 : width < 520 ? 2 : 4"),
                     title="at the fullest moment",
                     symbolType="square",
                     labelLimit=220,
@@ -264,7 +264,7 @@ def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
         mark.mark_text(dy=-14, color="#d9444f", fontSize=13, fontWeight="bold").encode(
             text=alt.Text("peak:N")
         ),
-    ).properties(height=430)
+    ).properties(height=520)
     words = "; ".join(
         f"{row.label}: allocated {format_size(row.allocated_bytes)}, reserved "
         f"{format_size(row.reserved_bytes)}"

@@ -48,8 +48,8 @@ STYLE = """
 .mm-scale i {display:inline-block; width:1.5em; height:.8em; margin-right:.4em; opacity:1;
   position:static; vertical-align:-.05em}
 i.mm-over {border-left:3px solid #cf222e}
-.mm-scale {display:flex; justify-content:space-between; gap:1rem; font-size:.8rem; opacity:.85;
-  margin:.25rem 0 0; flex-wrap:wrap}
+.mm-scale {display:flex; justify-content:space-between; gap:.1rem 1rem; font-size:.8rem;
+  opacity:.85; margin:.25rem 0 0; flex-wrap:wrap}
 .mm-parts {display:flex; flex-wrap:wrap; gap:.1rem .9rem; font-size:.8rem; margin:.2rem 0 0}
 .mm-wide {display:none}
 .mm-parts i {display:inline-block; width:.7em; height:.7em; margin-right:.35em; border-radius:2px;
@@ -59,7 +59,7 @@ i.mm-over {border-left:3px solid #cf222e}
   padding:0 !important}
 .mm-peaks dt {font-size:.8rem; opacity:.85; margin:0}
 .mm-peaks dd {margin:0; font-size:1.05rem; font-weight:600; line-height:1.2}
-.mm-peaks small {font-weight:400; font-size:.8rem; opacity:.85}
+.mm-peaks small {white-space:nowrap; font-weight:400; font-size:.8rem; opacity:.85}
 .mm-strip {display:flex; flex-wrap:wrap; gap:.3rem .35rem; align-items:center; font-size:.82rem}
 .mm-strip b {margin-right:.5rem; font-weight:600}
 .mm-card {padding:.12rem .5rem; border-radius:.8rem; border:1px solid; white-space:nowrap}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import re
 
+from memest.app.hero import short_gpu
+from memest.catalog.spec import list_gpus
 from memest.config.option import Option
 from memest.config.option_table import OPTIONS
 
@@ -95,16 +97,27 @@ def label_of(option: Option) -> str:
 
 
 _FLAG = re.compile(r"(?<![\w`-])--[a-z][a-z0-9-]*")
+_LISTS = {"`memest gpus`": "The field GPU", "`memest estimate --help all`": "All options"}
+"""Where a page has what a command lists."""
 
 
 def in_page_words(text: object) -> str:
-    """A sentence of the library with the names of inputs where it names flags.
+    """A sentence of the library with the page's names of inputs, of lists of them, and of cards.
 
     Example:
         >>> in_page_words("--seq-len 9 is too long: use --seq-len 8.")
         'Length 9 is too long: use Length 8.'
     """
-    return _FLAG.sub(lambda found: _labels_by_flag().get(found[0], found[0]), str(text))
+    words = _FLAG.sub(lambda found: _labels_by_flag().get(found[0], found[0]), str(text))
+    for command, place in _LISTS.items():
+        words = words.replace(command, place)
+    return _card_names().sub(lambda found: short_gpu(found[0]), words)
+
+
+@functools.cache
+def _card_names() -> re.Pattern[str]:
+    names = sorted((spec.name for spec in list_gpus()), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, names)))
 
 
 @functools.cache

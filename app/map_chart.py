@@ -41,6 +41,8 @@ _NARROW = 130
 """Pixels of a cell that has room for its number and the words of a line."""
 _WORDS_BESIDE = 2 ** (9 / _ROW)
 """From a line to its words, as a factor of the batch: 9 pixels."""
+_NUMBER_BESIDE = 2 ** (11 / _ROW)
+"""The same from a line to a number, which it would strike through."""
 
 
 def map_chart(
@@ -59,7 +61,7 @@ def map_chart(
         frontier: the largest batch at each length, as far as it is known; 0 where none fits.
         unit: what a length counts.
     """
-    cells = [_cell(point, axis, metric) for point in points]
+    cells = [_cell(point, axis, metric, frontier) for point in points]
     lengths = list(dict.fromkeys(cell["length"] for cell in cells))
     batches = sorted({cell["batch"] for cell in cells})
     groups = [name for name in _COLOURS if any(cell["verdict"] == name for cell in cells)]
@@ -83,14 +85,16 @@ def map_chart(
             color=alt.Color(
                 "verdict:N",
                 scale=alt.Scale(domain=groups, range=[_COLOURS[name] for name in groups]),
-                legend=alt.Legend(orient="top", title=None, symbolType="square"),
+                legend=alt.Legend(
+                    orient="top", title=None, symbolType="square", symbolStrokeWidth=0
+                ),
             ),
             tooltip=tooltip,
         )
         .add_params(chosen)
     )
     numbers = base.mark_text(color=_INK, fontSize=12).encode(
-        y=alt.Y("batch:Q", scale=scale), text=alt.Text("text:N"), tooltip=tooltip
+        y=alt.Y("at:Q", scale=scale), text=alt.Text("text:N"), tooltip=tooltip
     )
     layers = [rects, numbers, *_frontier(frontier, lengths, batches, x, scale)]
     chart = alt.layer(*layers).properties(height=_ROW * len(batches) + _BESIDE)
@@ -101,16 +105,22 @@ def map_chart(
     return to_chart(chart, f"What fits over batch and {unit}. {words}.")
 
 
-def _cell(point: SweepPoint, axis: str, metric: str) -> dict[str, Any]:
+def _cell(
+    point: SweepPoint, axis: str, metric: str, frontier: Mapping[float, int]
+) -> dict[str, Any]:
     options = dict(point.options)
     batch, value = int(options["batch"]), point.measure(metric)
     group = "no answer" if point.verdict is None else _GROUPS[point.verdict]
     number = "" if value is None else f"{value / GIB:.1f} {_MARKS[group]}"
+    at, edge = float(batch), frontier.get(options[axis], 0) + 0.5
+    if edge / _NUMBER_BESIDE < batch < edge * _NUMBER_BESIDE:
+        at = edge / _NUMBER_BESIDE if edge > batch else edge * _NUMBER_BESIDE
     return {
         "batch": batch,
         "length": f"{options[axis]:g}",
         "low": batch / _HALF,
         "high": batch * _HALF,
+        "at": at,
         "verdict": group,
         "text": number.strip(),
         "device": "" if point.peak is None else format_size(point.peak.device_bytes),

@@ -22,6 +22,7 @@ a:hover, a:focus-visible, a[aria-current] {background:color-mix(in srgb, current
 a:focus-visible {outline:2px solid var(--st-primary-color); outline-offset:-2px}
 a[aria-current] {font-weight:600}
 span {font:400 1.25rem/1 'Material Symbols Rounded'; user-select:none}
+@media (max-width: 860px) {span {display:none}}
 """
 _JS = """
 export default function ({ data, parentElement, setTriggerValue }) {

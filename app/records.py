@@ -174,6 +174,6 @@ def _picture(figure: Figure) -> str:
     data = base64.b64encode(svg.encode()).decode()
     caption = escape(figure.caption, quote=True)
     return (
-        f'<figure style="margin:0"><img style="width:100%" alt="{caption}" '
+        f'<figure style="margin:0"><img style="width:100%; max-width:44rem" alt="{caption}" '
         f'src="data:image/svg+xml;base64,{data}"><figcaption>{caption}</figcaption></figure>'
     )

@@ -73,13 +73,15 @@ h1.mm-title {font-size:1.7rem; font-weight:750; padding:0; margin:0; line-height
 .st-key-changes .stButton button {min-height:2.1rem}
 .st-key-changes .stButton button p {white-space:normal; overflow-wrap:break-word}
 @media (max-width: 1150px) {
-  .st-key-question .stHorizontalBlock, .st-key-tuning .stHorizontalBlock {flex-wrap:wrap}
+  .st-key-question .stHorizontalBlock, .st-key-tuning .stHorizontalBlock,
+  .st-key-axes .stHorizontalBlock, .stHorizontalBlock:has(.stMetric) {flex-wrap:wrap}
   .st-key-question .stColumn {min-width:14rem} .st-key-tuning .stColumn {min-width:11.5rem}
-  .st-key-sizes .stColumn {min-width:40%}}
+  .st-key-sizes .stColumn {min-width:40%} .st-key-axes .stColumn {min-width:min(22rem, 100%)}
+  .stColumn:has(.stMetric) {min-width:10.5rem} [data-testid=stMetricValue] {font-size:1.6rem}}
 @media (max-width: 860px) {.st-key-menu {padding-right:3rem;
   mask-image:linear-gradient(to right, #000 calc(100% - 3.5rem), transparent)}}
 @media (max-width: 640px) {.stMainBlockContainer {padding:4rem 1rem 2rem}
-  .st-key-all_options {margin-top:0}
+  .st-key-all_options {margin-top:0} .stColumn:has(.stMetric) {min-width:100%}
   [data-testid=stLayoutWrapper]:has(> .st-key-tuning) {order:1}
   [data-testid=stLayoutWrapper]:has(> .st-key-behind) {order:2}}
 """

@@ -196,8 +196,8 @@ def check_question(question: ExplorerQuestion, scenarios: Iterable[str] = ()) ->
         profile = options.get("calibration")
         if profile not in (None, NO_CALIBRATION) and Path(profile) not in calibration_files():
             raise ConfigError(
-                f"{profile} is no calibration that the explorer knows: put it into "
-                f"{calibration_folders()[0]}, or name it on the command line."
+                f"{profile} is no calibration that the explorer knows: choose one under All "
+                "options, or name it on the command line."
             )
 
 

@@ -1,4 +1,4 @@
-"""Pictures of every page of the explorer, in both themes, on a laptop and on a phone.
+"""Pictures of every page of the explorer, in both themes, on a laptop, a tablet and a phone.
 
     python tools/app_screenshots.py shots                 all of them
     python tools/app_screenshots.py shots --only compare  one page
@@ -25,7 +25,7 @@ from typing import Any
 
 from PIL import Image
 
-SCREENS = {"laptop": (1280, 720), "wide": (1680, 1050), "phone": (390, 844)}
+SCREENS = {"laptop": (1280, 720), "tablet": (820, 1180), "phone": (390, 844)}
 THEMES = ("light", "dark")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BERT = "model=bert-large-uncased"
@@ -41,6 +41,7 @@ SHOTS = {
     "what-if-timeline": f"?{BERT}&gpu=rtx-3090&batch=16&tab=Timeline",
     "what-if-layers": "?tab=Layers",
     "what-if-calibration": f"?{BERT}&gpu=rtx-3090&batch=16&tab=Calibration",
+    "what-if-calibrated": f"?{BERT}&gpu=h100&tab=Calibration",
     "what-if-options": "",
     "fit-map": f"fit-map?{BERT}&gpu=t4&gpu=rtx-3090&precision=fp16",
     "compare": f"compare?{BERT}&gpu=t4&batch=32",

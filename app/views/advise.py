@@ -8,6 +8,7 @@ import streamlit as st
 
 from memest.app import answers
 from memest.app.hero import short_gpu
+from memest.app.labels import in_page_words
 from memest.app.link import linked
 from memest.app.question import ExplorerQuestion
 from memest.app.theme import VERDICT_COLOURS, VERDICT_ICONS
@@ -56,17 +57,16 @@ def show(question: ExplorerQuestion) -> None:
         icon=VERDICT_ICONS[answer.verdict.value],
         color=VERDICT_COLOURS[answer.verdict.value],  # type: ignore[arg-type]
     )
-    sentence = advice_sentence(answer).replace(answer.gpu, short_gpu(answer.gpu))
-    st.markdown(f"**{plain(sentence)}**")
+    st.markdown(f"**{plain(in_page_words(advice_sentence(answer)))}**")
     if answer.plans:
         _table(answer)
     for number, plan in enumerate(answer.plans, start=1):
         _plan(f"Plan {number}", plan, expanded=number == 1)
     if answer.closest is not None:
         _plan("The closest", answer.closest, expanded=True)
-    st.caption(f"Time is {answer.time_basis}.")
+    st.caption(f"Time is {in_page_words(answer.time_basis)}.")
     for note in answer.notes:
-        st.caption(plain(note))
+        st.caption(plain(in_page_words(note)))
     st.code(
         _command(base, int(samples), any_precision=any_precision), language=None, wrap_lines=True
     )

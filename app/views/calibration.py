@@ -46,7 +46,7 @@ __all__ = ["show"]
 
 UPLOAD = "an uploaded export"
 _STORY, _PROFILES, _MEASURE, _FIT = "What it does", "Profiles", "Measure", "Fit a profile"
-SIMULATED = "Simulated example: no GPU was measured for it"
+SIMULATED = "Simulated: no GPU was measured"
 
 
 def show(question: ExplorerQuestion) -> None:
@@ -125,7 +125,7 @@ def _story(question: ExplorerQuestion) -> None:
 
 def _example() -> None:
     """A fit of simulated runs, from prediction to factor."""
-    st.markdown(f"##### {SIMULATED}")
+    st.markdown("##### A simulated example")
     st.caption(
         f"{MODELS * RUNS} made-up runs of {MODELS} made-up models on a made-up card, whose context "
         "and cache are larger than the table and the replay say. The fit is the real one and finds "

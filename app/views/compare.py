@@ -10,6 +10,7 @@ import streamlit as st
 
 from memest.app import answers
 from memest.app.hero import small_bar, verdict_words
+from memest.app.labels import in_page_words
 from memest.app.link import linked
 from memest.app.question import ExplorerQuestion
 from memest.app.widgets import download
@@ -68,9 +69,9 @@ def _answer(comparison: Comparison) -> None:
                 for scenario in comparison.scenarios
             ),
         )
-    st.caption(f"Time is {comparison.time_basis}.")
+    st.caption(f"Time is {in_page_words(comparison.time_basis)}.")
     for note in comparison.notes:
-        st.caption(plain(note))
+        st.caption(plain(in_page_words(note)))
 
 
 def _card(scenario: Scenario, first: Scenario, whole: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ import streamlit as st
 from memest.app import answers
 from memest.app.asking import AXES
 from memest.app.hero import short_gpu
+from memest.app.labels import in_page_words
 from memest.app.link import (
     FIRST_PAGE,
     asked,
@@ -54,14 +56,14 @@ def show(question: ExplorerQuestion) -> None:
         return
     axis = _length_axis(answer)
     name, label, stops, unit = _LENGTHS[axis]
-    left, middle, right = st.columns([2, 2, 2], gap="medium")
+    left, middle, right = st.container(key="axes").columns(3, gap="medium")
     with left:
-        batches = _range("batches", "Batches", _BATCHES, _spread(_BATCHES, 1, 64))
+        batches = _range("batches", "batch", "Batches", _BATCHES, _spread(_BATCHES, 1, 64))
     with middle:
         own = int(getattr(answer.setup, axis))
         highest = own if axis == "image_size" else max(own, stops[4] if axis == AXES[0] else own)
         lowest = own if axis == "image_size" else min(own, 128)
-        lengths = _range(name, label, stops, _spread(stops, lowest, highest))
+        lengths = _range(name, axis, label, stops, _spread(stops, lowest, highest))
     metric = right.segmented_control(
         "Number in a cell",
         METRICS,
@@ -77,7 +79,7 @@ def show(question: ExplorerQuestion) -> None:
     sweep = answers.attempt(partial(answers.sweep, base, axes), f"Sweeping {base.model}")
     if sweep is None:
         return
-    st.markdown(f"**{plain(summary(sweep))}** Click a cell to ask about it.")
+    st.markdown(f"**{plain(in_page_words(summary(sweep)))}** Click a cell to ask about it.")
     places = _maps(sweep, axis, metric or METRICS[0], unit)
     _notes(sweep)
     _files(sweep, metric or METRICS[0])
@@ -92,17 +94,15 @@ def _length_axis(answer: Estimate) -> str:
 # -- ranges ---------------------------------------------------------------------------------------
 
 
-def _range(name: str, label: str, stops: Sequence[int], default: str) -> str:
+def _range(name: str, option: str, label: str, stops: Sequence[int], default: str) -> str:
     """A slider over stops, with two ends; returns values as ``memest sweep --over`` takes them.
 
     A link may name other values than a slider can: they hold until it is moved.
     """
     text = str(page_value(name, default))
-    try:
-        values = [float(value) for value in parse_axis(f"batch={text}")[1]]
-    except MemestError as error:
-        st.error(plain(error))
-        values = [stops[0], stops[-1]]
+    values: list[float] = [stops[0], stops[-1]]
+    with contextlib.suppress(MemestError):  # said by the map
+        values = [float(value) for value in parse_axis(f"{option}={text}")[1]]
     ends = tuple(min(stops, key=lambda stop: abs(stop - end)) for end in (values[0], values[-1]))
     key = f"range {name}"
     st.session_state[key] = ends
@@ -189,7 +189,7 @@ def _ask_cell(key: str, gpu: str, axis: str) -> None:
 def _notes(sweep: Sweep) -> None:
     heat = heat_map(sweep, METRICS[0])
     for note in heat.notes:
-        st.caption(plain(note))
+        st.caption(plain(in_page_words(note)))
     with st.expander("The same as a table"):
         st.dataframe(
             [

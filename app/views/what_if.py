@@ -12,6 +12,7 @@ from memest.app import answers
 from memest.app.asking import AXES, note_axis
 from memest.app.charts import breakdown_rows
 from memest.app.hero import hero, short_gpu
+from memest.app.labels import in_page_words
 from memest.app.link import linked, page_value, set_page_value
 from memest.app.question import ExplorerQuestion
 from memest.app.views.what_if_parts import (
@@ -162,13 +163,16 @@ def _pinned(draw_inputs: Callable[[], None]) -> Estimate | None:
     try:
         pinned_question = ExplorerQuestion.from_short(text)
     except MemestError as error:
-        st.error(f"The pinned scenario: {plain(error)}")
+        st.error(f"The pinned scenario: {plain(in_page_words(error))}")
         return None
-    return answers.attempt(
+    answer = answers.attempt(
         partial(answers.estimate, pinned_question),
         f"Working out {pinned_question.model}",
         before_waiting=draw_inputs,
     )
+    if answer is None:  # the error above does not say whose it is
+        st.caption("This is about the pinned scenario: nothing is compared with it.")
+    return answer
 
 
 def _pin_row(question: ExplorerQuestion) -> None:

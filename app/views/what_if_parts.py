@@ -10,7 +10,6 @@ import streamlit as st
 
 from memest.app import answers
 from memest.app.charts import timeline_chart
-from memest.app.hero import short_gpu
 from memest.app.icicle import PART, icicle_chart, node_at
 from memest.app.labels import in_page_words
 from memest.app.link import asked, change, link_of, linked, page_value, set_page_value
@@ -202,8 +201,8 @@ def calibration_tab(answer: Estimate) -> None:
         )
         st.caption(f"Range of the device peak: {answer.interval.basis}.")
         return
-    name, gpus = calibration_name(Path(facts.path)), ", ".join(map(short_gpu, facts.gpus))
-    st.caption(plain(f"{name}, measured for {gpus}. {answer.interval.basis}."))
+    name, basis = calibration_name(Path(facts.path)), in_page_words(answer.interval.basis)
+    st.caption(plain(f"{name}: {basis}."))
     corrected_bytes = {row.category.value: row.bytes for row in answer.breakdown}
     rows = [
         (name, raw, facts.factors.get(name), corrected_bytes.get(name, 0))
@@ -230,6 +229,7 @@ def calibration_tab(answer: Estimate) -> None:
             for name, raw, factor, size in rows
         ],
         hide_index=True,
+        height="content",
         alt="Correction: "
         + ", ".join(f"{n} {format_size(raw)} to {format_size(size)}" for n, raw, _, size in rows),
     )

@@ -17,8 +17,8 @@ __all__ = ["share_card"]
 _WIDTH, _HEIGHT, _DPI = 1200, 630, 100
 _LEFT, _RIGHT = 0.05, 0.95
 _BAR_TOP, _BAR_HEIGHT = 0.53, 0.17
-_NAMED = 0.1
-"""Segments below this share of the bar have their names below it."""
+_NAMED = 0.125
+"""Segments below this share of the bar have their names below it: no word is wider."""
 _LETTERS = 96
 
 
@@ -86,10 +86,10 @@ def _bar(figure: Any, bar: MemoryBar) -> None:
         if bar.share(size) >= _NAMED:
             # what is free begins beside the range, which may end beyond the device peak
             x = _LEFT + width * bar.share(start if colour else max(start, bar.high_bytes)) + 0.008
-            letters = int(bar.share(size) * 90)
-            _text(figure, x, bottom + 0.115, _short(name, letters), size=14, color=ink)
+            lines = textwrap.wrap(name, int(bar.share(size) * 90), max_lines=2, placeholder="…")
+            _text(figure, x, bottom + 0.12, "\n".join(lines), size=14, color=ink)
             words = format_size(size)
-            _text(figure, x, bottom + 0.06, words, size=14, weight="bold", color=ink)
+            _text(figure, x, bottom + 0.05, words, size=14, weight="bold", color=ink)
         start += size
     box(bar.low_bytes, bar.high_bytes, facecolor="none", edgecolor=INK, hatch="////", lw=0.8)
     if bar.usable_bytes is not None and bar.usable_bytes < bar.high_bytes:

@@ -284,6 +284,23 @@ def test_no_input_is_cut_off_on_a_small_screen(explorer: str, browser: Any, widt
     page.close()
 
 
+HALF_SEEN = """() => [...document.querySelectorAll('.stMetric *, .stButtonGroup *, .st-key-menu')]
+  .filter(e => e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).overflowX != 'visible')
+  .map(e => e.innerText)"""
+"""Figures, choices and links that their place is too narrow for."""
+
+
+@pytest.mark.parametrize("path", ["fit-map?gpu=t4&batches=8&seq_lens=128", "accuracy"])
+def test_no_figure_or_choice_is_cut_off_on_a_tablet(explorer: str, browser: Any, path: str) -> None:
+    page = browser.new_page(viewport={"width": 820, "height": 1180})
+    page.goto(f"{explorer}/{path}")
+    stands(page)
+    page.locator(".stMetric, .stVegaLiteChart").first.wait_for(timeout=PATIENCE_MS)
+    is_drawn(page)
+    assert page.evaluate(HALF_SEEN) == []
+    page.close()
+
+
 SERIOUS = ("serious", "critical")
 STATES = (
     "?gpu=t4&batch=64&tab=Timeline",

@@ -1,5 +1,6 @@
 """Charts are Vega-Lite by its schema, and say in words what they draw."""
 
+import math
 from typing import Any
 
 import altair as alt
@@ -105,6 +106,16 @@ def test_the_words_of_the_largest_batch_stand_on_the_map() -> None:
         (row,) = words["data"]["values"]
         assert 8 / 2**0.5 < row["at"] < 64 * 2**0.5
         assert row["edge"] == largest + 0.5
+
+
+@pytest.mark.parametrize("largest", [31, 33])
+def test_the_line_strikes_no_number_through(largest: int) -> None:
+    swept = memest.sweep("bert-large-uncased", {"batch": "32", "seq_len": "128"}, gpu="t4")
+    _, numbers, line, _ = map_chart(swept.points, "seq_len", "device", {128: largest}).spec["layer"]
+    assert numbers["encoding"]["y"]["field"] == "at"
+    (cell,), (row,) = numbers["data"]["values"], line["data"]["values"]
+    rows = abs(math.log2(cell["at"] / row["edge"]))
+    assert 0.25 < rows < 0.5  # of a row: beside the line, and in its cell
 
 
 def test_labels_are_legible_on_white(answer: Estimate) -> None:

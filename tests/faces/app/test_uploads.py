@@ -274,8 +274,9 @@ def test_a_link_names_no_profile_but_this_machines(where: str, tmp_path: Path) -
     question = (
         ExplorerQuestion("gpt2", (("calibration", str(path)),)) if where == "options" else None
     )
-    with pytest.raises(ConfigError, match="no calibration that the explorer knows"):
+    with pytest.raises(ConfigError, match="no calibration that the explorer knows") as raised:
         check_question(question or ExplorerQuestion("gpt2"), () if question else (text,))
+    assert str(calibration_folders()[0]) not in str(raised.value)
     kept = calibration_folders()[0] / "own.json"
     kept.parent.mkdir(parents=True)
     kept.write_text("{}")
