@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import json
 import os
@@ -165,7 +166,9 @@ def read_small(path: Path, limit: int = 10 * MIB) -> str:
         raise OSError(errno.EFBIG, f"it is larger than {format_size(limit)}")
     if raw.startswith(_POINTS):
         raise OSError(errno.EINVAL, f"it is {_POINTER}")
-    return raw.decode("utf-8-sig")
+    # what PowerShell writes behind > is UTF-16
+    utf_16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return raw.decode("utf-16" if utf_16 else "utf-8-sig")
 
 
 def read_mapping(source: Any, option: str, *, takes: str, instead: str) -> dict[str, Any]:

@@ -18,6 +18,8 @@ _MOST_CARDS = 4
 _ERAS = ((1, 10), (2, 0), (2, 13))
 """Releases of torch whose contexts differ: all kernels at start, lazily, CUDA 12."""
 _EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+_LAST_BYTES = 32 * MIB
+"""What a driver may call free and not give: the last pages of a card that is full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +53,13 @@ class Account:
     sentences: tuple[str, ...]
 
 
-def account_of(message: OomMessage) -> Account:
-    """Explain a message."""
+def account_of(message: OomMessage, *, expandable: bool = False) -> Account:
+    """Explain a message.
+
+    Args:
+        message: as it was read.
+        expandable: the run is known to have had expandable segments.
+    """
     reserved, total, free = message.reserved, message.total, message.free
     own, others = _processes(message)
     shares = []
@@ -84,7 +91,7 @@ def account_of(message: OomMessage) -> Account:
         limit=limit,
         fragmented=fragmented,
         others=others,
-        sentences=tuple(_sentences(message, fragmented, others)),
+        sentences=tuple(_sentences(message, own, others, expandable=expandable)),
     )
 
 
@@ -130,53 +137,45 @@ def cards_of_size(total: MessageSize, backend: str = "CUDA") -> tuple[GpuSpec, .
 
 
 def _sentences(
-    message: OomMessage, fragmented: bool | None, others: MessageSize | None
+    message: OomMessage,
+    own: MessageSize | None,
+    others: MessageSize | None,
+    *,
+    expandable: bool,
 ) -> Iterator[str]:
-    tried, free, cache = message.tried, message.free, message.unallocated
+    tried, free, reserved, total = message.tried, message.free, message.reserved, message.total
+    if reserved is not None and total is not None and reserved.low_bytes > total.high_bytes:
+        yield (
+            f"PyTorch held {reserved.text}, more than the card's {total.text}: the driver had lent "
+            "it memory of the host (Windows calls it shared GPU memory), which is much slower. "
+            "The card was full long before this message."
+        )
     if message.allowed is not None:
         yield (
             f"this process was limited to {message.allowed.text} of the card "
             "(set_per_process_memory_fraction): the card itself may have had room."
         )
-    elif free is not None and free.low_bytes > tried.high_bytes:
+    if message.allowed is None and free is not None and _is_refused(free, tried):
         yield (
             f"the driver reported {free.text} free, more than the {tried.text} asked for: it was "
             "the driver that refused. A MIG slice, a limit of the system or container, or another "
             "process that took and gave back memory meanwhile can do that."
         )
-    if cache is not None and fragmented:
-        yield (
-            f"{cache.text} were free in PyTorch's own segments, at least as much as the "
-            f"{tried.text} asked for, but in no block large enough that could be used or given "
-            f"back: fragmentation. {_EXPANDABLE} is the first thing to try."
-        )
-    elif (
-        cache is not None
-        and free is not None
-        and (cache.high_bytes + free.high_bytes >= tried.low_bytes)
-    ):
-        yield (
-            f"the {cache.text} free in PyTorch's segments and the {free.text} free on the card "
-            f"together would hold the {tried.text} asked for: without fragmentation it might just "
-            f"have fitted. {_EXPANDABLE} is worth a try."
-        )
-    elif cache is not None:
-        missing = (
-            ""
-            if free is None
-            else (
-                f"; with both, {format_size(max(tried.bytes - cache.bytes - free.bytes, 0))} were "
-                "missing"
-            )
-        )
-        yield (
-            f"fragmentation is not to blame: only {cache.text} were free in PyTorch's segments, "
-            f"{tried.text} were asked for{missing}."
-        )
-    if others is not None and others.low_bytes > 64 * MIB:
+    else:
+        yield from _of_fragmentation(message, expandable=expandable)
+    outside = others
+    if own is not None:
+        outside = None if reserved is None else _beyond_a_context(own - reserved, message)
+    if own is not None and others is not None and others.low_bytes > 64 * MIB:
         yield (
             f"at least {format_size(others.low_bytes)} of the card were held by others than this "
             "process: look with nvidia-smi for processes that can be ended."
+        )
+    if outside is not None and outside.low_bytes > 64 * MIB:
+        yield (
+            f"at least {format_size(outside.low_bytes)} lay outside PyTorch's allocator and are "
+            "more than any CUDA context takes: other processes (look with nvidia-smi for some that "
+            "can be ended), or an engine (vLLM) or a library (NCCL) that allocates by itself."
         )
     if message.private_pools is not None and message.private_pools.low_bytes > 0:
         yield (
@@ -185,3 +184,48 @@ def _sentences(
         )
     if message.backend == "XPU":
         yield "an Intel GPU: predictions are about CUDA's allocator, this one's rules differ."
+
+
+def _is_refused(free: MessageSize, tried: MessageSize) -> bool:
+    """Whether the driver had enough, and did not give it."""
+    return free.low_bytes > tried.high_bytes + _LAST_BYTES
+
+
+def _of_fragmentation(message: OomMessage, *, expandable: bool) -> Iterator[str]:
+    """Whether holes between blocks can be to blame, by what was free in segments."""
+    tried, free, cache = message.tried, message.free, message.unallocated
+    if cache is None:
+        return
+    if cache.high_bytes >= tried.low_bytes:
+        yield (
+            f"{cache.text} were free in PyTorch's own segments, at least as much as the "
+            f"{tried.text} asked for, but in no block large enough that could be used or given "
+            f"back: fragmentation.{_remedy(message, 'is the first thing to try', expandable)}"
+        )
+    elif free is not None and cache.high_bytes + free.high_bytes >= tried.low_bytes:
+        yield (
+            f"the {cache.text} free in PyTorch's segments and the {free.text} free on the card "
+            f"together would hold the {tried.text} asked for: without fragmentation it might just "
+            f"have fitted.{_remedy(message, 'is worth a try', expandable)}"
+        )
+    else:
+        missing_bytes = 0 if free is None else max(tried.bytes - cache.bytes - free.bytes, 0)
+        missing = "" if free is None else f"; with both, {format_size(missing_bytes)} were missing"
+        yield (
+            f"fragmentation is not to blame: only {cache.text} were free in PyTorch's segments, "
+            f"{tried.text} were asked for{missing}."
+        )
+
+
+def _remedy(message: OomMessage, words: str, expandable: bool) -> str:
+    """What to do about fragmentation; empty where nothing is known to help."""
+    if message.backend == "XPU":
+        return ""
+    if expandable:
+        return (
+            " The command has expandable segments, which leave few holes: look whether the run "
+            "had them."
+        )
+    if message.before_expandable:  # which stops at an option that it does not know
+        return f" Torch 2.1 or newer, with {_EXPANDABLE}, {words}."
+    return f" {_EXPANDABLE} {words}."

@@ -24,6 +24,7 @@ from memest.replay.conf import AllocatorConf, parse_alloc_conf
 from memest.replay.replay import Replay, replay
 from memest.replay.sizes import alloc_size, round_size
 from memest.report.oom_account import Account, account_of
+from memest.report.oom_elsewhere import no_message
 from memest.report.oom_message import OomMessage, read_oom_messages
 from memest.report.oom_result import Change, Match, MessageMatch, OomExplanation
 from memest.report.words import place_text
@@ -88,12 +89,7 @@ def explain_oom(
     """
     messages = read_oom_messages(text)
     if not messages:
-        raise ConfigError(
-            "there is no out-of-memory message of PyTorch in this text: it has the words 'CUDA out "
-            "of memory. Tried to allocate ...'. Give the log that has them, or paste the message "
-            "after `memest explain-oom -`."
-        )
-    accounts = tuple(map(account_of, messages))
+        raise ConfigError(no_message(text))
     if model is None:
         if setup is not None or options or gpu:
             names = ", ".join([*options, *(["gpu"] if gpu else [])]) or "a setup"
@@ -101,8 +97,7 @@ def explain_oom(
                 f"{names} without a model: name what was trained, for example memest explain-oom "
                 "run.log gpt2 --batch 8."
             )
-        return OomExplanation(accounts=accounts, relation=None)
-    card = _card(accounts[0], gpu)
+        return OomExplanation(accounts=tuple(map(account_of, messages)), relation=None)
     profile = make_profile(
         model,
         setup,
@@ -110,6 +105,11 @@ def explain_oom(
         progress=progress,
         **options,
     )
+    conf = parse_alloc_conf(profile.setup_for(None).alloc_conf)
+    accounts = tuple(
+        account_of(message, expandable=conf.expandable_segments) for message in messages
+    )
+    card = _card(accounts[0], gpu)
     return OomExplanation(
         accounts=accounts, relation=_MessageMatcher(accounts[0], profile, card).relation()
     )
