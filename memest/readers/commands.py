@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -174,9 +175,6 @@ def _number(value: Any, place: str) -> int | None:
         return value
     if isinstance(value, str) and value.lower() in ("auto", "gpu"):
         return None
-    if isinstance(value, str) and ":" in value:
-        last = value.rpartition(":")[2]
-        return int(last) if last.isdigit() and len(last) < 6 else None
     raise ConfigError(f"command: {place} {value!r} is not a whole number.")
 
 
@@ -218,9 +216,11 @@ def _launcher(
     if launcher.name == "torchrun":
         key, processes = "nproc_per_node", values.pop("nproc_per_node", 1)
         nodes = values.pop("nnodes", 1)
+        nodes_said = include = None
     else:
         key, processes = "num_gpus", values.pop("num_gpus", None)
-        nodes = values.pop("num_nodes", 1)
+        nodes_said = values.pop("num_nodes", None)
+        nodes = nodes_said or 1
         include = values.pop("include", None)
         if include is not None and processes is None:
             key, processes = "include", _count_slots(str(include))
@@ -228,8 +228,17 @@ def _launcher(
     count = _number(per_node, f"--{key}")
     if count is None:
         count, key = _visible(environment), "CUDA_VISIBLE_DEVICES"
-    machines = _number(nodes, "--nnodes" if launcher.name == "torchrun" else "--num_nodes") or 1
-    if count is None:
+    key_of_nodes = "--nnodes" if launcher.name == "torchrun" else "--num_nodes"
+    if isinstance(nodes, str) and re.fullmatch(r"\d{1,5}:\d{1,5}", nodes):
+        keys.miss(
+            key_of_nodes, Bounded(f"{nodes} nodes: the fewest are taken, where each needs the most")
+        )
+        nodes = int(nodes.partition(":")[0])
+    machines = _number(nodes, key_of_nodes) or 1
+    if "hostfile" in values and not (nodes_said or include):
+        values.pop("hostfile")
+        keys.miss("--hostfile", "as many nodes as it names: 1 GPU is taken; --num-gpus says it")
+    elif count is None:
         keys.miss(launcher.name, _ALL_GPUS)
     else:
         flag = key if key.isupper() else f"--{key}"
@@ -242,9 +251,17 @@ def _launcher(
 
 
 def _count_slots(text: str) -> Any:
-    """``host1:0,1@host2:0`` of DeepSpeed's launcher."""
+    """``host1:0,1@host2:0-3`` of DeepSpeed's launcher.
+
+    Example:
+        >>> _count_slots("host1:0,1@host2:0-3"), _count_slots("host1@host2:0")
+        (6, 'gpu')
+    """
     slots = [part.partition(":")[2] for part in text.split("@")]
-    return sum(len(each.split(",")) for each in slots) if all(slots) else "gpu"
+    spans = [span.partition("-") for each in slots for span in each.split(",")]
+    if not all(slots) or not all((first + last).isdigit() for first, _, last in spans):
+        return "gpu"
+    return sum(1 + int(last or first) - int(first) for first, _, last in spans)
 
 
 def _accelerate(
@@ -289,7 +306,10 @@ def _accelerate(
 def _program_alone(keys: DocumentKeys, command: Command) -> None:
     """Python starts one process; the Trainer puts several visible GPUs into DataParallel."""
     visible = _visible(command.environment)
-    starters = [word for word in command.skipped_words if word in PROCESS_STARTERS]
+    names = [word.rpartition("/")[2].partition(".")[0] for word in command.skipped_words]
+    starters = [name for name in names if name in PROCESS_STARTERS]
+    if command.environment.get("WORLD_SIZE", "1") != "1":
+        starters.append("WORLD_SIZE")
     if starters:
         keys.miss(
             starters[0], Either("as many processes as it starts: 1 is taken; --num-gpus says it")

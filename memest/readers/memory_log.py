@@ -105,7 +105,7 @@ def read_memory_log(path: str | Path) -> MemoryLog:
     """
     file = Path(path).expanduser()
     try:
-        text = read_small(file, _MOST)
+        text = read_small(file, _MOST, utf_16=True)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:

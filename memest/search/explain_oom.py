@@ -54,7 +54,7 @@ def read_log(path: str | Path) -> str:
     """
     file = Path(path).expanduser()
     try:
-        return read_small(file, _MOST_LOG)
+        return read_small(file, _MOST_LOG, utf_16=True)
     except UnicodeDecodeError:
         return file.read_bytes().decode("utf-8", errors="replace")
     except OSError as error:

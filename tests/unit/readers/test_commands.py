@@ -163,6 +163,10 @@ def test_what_a_script_does_not_know_is_told(examples):
         ("torchrun --nproc_per_node=0 train.py", "out of range"),
         ("trl sft --config not-there.yaml", "is not there"),
         ("python train.py 'unclosed", "cannot be read"),
+        ("torchrun --nproc_per_node ${N:-4} train.py", "not a whole number"),
+        ("python prepare.py && python train.py --bf16", "Give the one that trains"),
+        ("bash -c 'python train.py; python test.py'", "python test.py"),
+        ("ssh node 'python train.py'", "names no script"),
         ("python train.py --model_name gpt2 --per_device_train_batch_size x", "x"),
     ],
 )
@@ -209,3 +213,61 @@ def test_the_pieces_of_a_command():
     named, changes, loose = read_arguments(["--a", "-1", "--b", "1", "2", "--c=x=y", "-f", "d=e"])
     assert named == {"a": -1, "b": [1, 2], "c": "x=y", "f": True}
     assert (changes, loose) == ({"d": "e"}, [])
+
+
+GPT2 = "train.py --model_name_or_path gpt2 --block_size 8"
+
+
+@pytest.mark.parametrize(
+    ("command", "gpus"),
+    [
+        ("deepspeed --include localhost:0-3 TRAIN", 4),
+        ("deepspeed --include worker-1:0,2-3@worker-2:0 TRAIN", 4),
+        ("torchrun --nproc_per_node 2 --nnodes 3:4 TRAIN", 6),
+        ("docker run --gpus all image bash -lc 'cd /x && torchrun --nproc_per_node 2 TRAIN'", 2),
+        ("sbatch --nodes 1 --wrap 'torchrun --nproc_per_node 2 TRAIN'", 2),
+        ("torchrun --nproc_per_node 2 TRAIN 2>&1 | tee train.py", 2),
+        # an environment or a package that is called as a framework is not its command
+        ("conda run -n axolotl torchrun --nproc_per_node 2 TRAIN", 2),
+        ("uv run --with trl --with peft torchrun --nproc_per_node 2 TRAIN", 2),
+    ],
+)
+def test_processes_are_counted(command, gpus):
+    run = read(command.replace("TRAIN", GPT2))
+
+    assert run.model == "gpt2"
+    assert run.options["num_gpus"] == gpus
+
+
+@pytest.mark.parametrize(
+    ("command", "who"),
+    [
+        ("horovodrun -np 4 python TRAIN", "horovodrun"),
+        ("/usr/bin/mpiexec.hydra -n 4 python TRAIN", "mpiexec"),
+        ("fabric run TRAIN --devices 2", "fabric"),
+        ("WORLD_SIZE=4 RANK=0 python TRAIN", "WORLD_SIZE"),
+        ("deepspeed --hostfile hosts --num_gpus 4 TRAIN", "--hostfile"),
+    ],
+)
+def test_processes_that_nothing_counts_are_asked_for(command, who):
+    command = command.replace("TRAIN", GPT2)
+
+    assert any(
+        who in words and "--num-gpus says it" in words for words in read(command).setup.unpriced
+    )
+    assert not any(who in words for words in read(command, num_gpus=4).setup.unpriced)
+
+
+def test_the_last_of_several_spellings_counts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(
+        "import argparse\nfrom transformers import Trainer, TrainingArguments\n"
+        "from transformers import AutoModelForCausalLM\np = argparse.ArgumentParser()\n"
+        "p.add_argument('-b', '--bs', type=int, default=1)\na = p.parse_args()\n"
+        "model = AutoModelForCausalLM.from_pretrained('gpt2')\n"
+        "args = TrainingArguments('out', per_device_train_batch_size=a.bs)\n"
+        "Trainer(model=model, args=args).train()\n"
+    )
+
+    for words in ("--bs 2 --bs 4", "--bs=2 --bs=4", "-b 2 --bs 4", "--bs 2 -b 4"):
+        assert read(f"python train.py {words}").options["batch"] == 4

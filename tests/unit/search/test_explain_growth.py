@@ -297,6 +297,13 @@ def test_a_pause_of_nvidia_smi_is_no_reading_of_several_cards(tmp_path):
     assert len(read_memory_log(path).points) == 12
 
 
+def test_a_log_that_powershell_wrote_is_read(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("step,allocated_mib\n1,5\n", encoding="utf-16")
+
+    assert read_memory_log(path).points[0].allocated_bytes == 5 * MIB
+
+
 def test_steps_with_several_rows_are_said_to_have_them(tmp_path):
     path = tmp_path / "log.csv"
     path.write_text("step,allocated_mib\n" + "".join(f"{n},9\n{n},{n}\n" for n in range(1, 20)))
