@@ -37,10 +37,12 @@ def _broken(words: str) -> str:
 _COLOURS = re.compile(r"(?:\x1b|\\u001b|\\x1b)\[[\d;?]*[A-Za-z]")
 """Of terminals, as they are or as JSON has them (notebooks)."""
 _BEGIN = re.compile(
-    r"(?:(?P<rank>\[rank\s?(?P<number>\d+)\]|\[default(?P<local>\d+)\]):?[^\n]*?)?"
     rf"\b(?P<backend>CUDA|HIP|XPU|Device)\s+{_broken('out of memory')}\.?\s+"
     rf"(?:\[(?:rank\s?|default)\d+\]:?\s*)?{_broken('Tried to allocate')}"
 )
+_RANK = re.compile(r"\brank[ :=]{0,2}(\d{1,6})|\[\d+,(\d{1,6})\]<std", re.IGNORECASE)
+_LOCAL_RANK = re.compile(r"\[default(\d{1,6})\]")
+"""Of torchrun, which numbers the processes of each machine anew."""
 _RANK_PREFIX = re.compile(r"\n\s*(?:\[(?:rank\s?|default)\d+\]:?\s*)")
 _MOST = 2_500
 """Characters that one message has at most, with its list of processes."""
@@ -157,8 +159,13 @@ def read_oom_messages(text: str) -> tuple[OomMessage, ...]:
     messages: list[OomMessage] = []
     for at, start in enumerate(starts):
         end = starts[at + 1].start() if at + 1 < len(starts) else len(text)
-        body = text[start.start("backend") : min(end, start.start("backend") + _MOST)]
-        message = _read(start, "".join(_RANK_PREFIX.sub("\n", body).split()))
+        body = text[start.start() : min(end, start.start() + _MOST)]
+        line = text[
+            max(text.rfind("\n", 0, start.start()), start.start() - _MOST, 0) : start.start()
+        ]
+        message = _read(
+            start["backend"], _rank_of(line), "".join(_RANK_PREFIX.sub("\n", body).split())
+        )
         if message is None:
             continue
         key = (message.rank, message.device, message.tried, message.allocated, message.free)
@@ -171,7 +178,14 @@ def read_oom_messages(text: str) -> tuple[OomMessage, ...]:
     return tuple(messages)
 
 
-def _read(start: re.Match[str], body: str) -> OomMessage | None:
+def _rank_of(line: str) -> int | None:
+    """The rank that a line names before its message, the nearest one: lines get mixed up."""
+    ranks = [first or second for first, second in _RANK.findall(line)]
+    ranks = ranks or _LOCAL_RANK.findall(line)
+    return int(ranks[-1]) if ranks else None
+
+
+def _read(backend: str, rank: int | None, body: str) -> OomMessage | None:
     """A message; its text is without white space, which lines of a log may have anywhere.
 
     Every figure is found by the words on both sides of it: one that is cut off must not be taken
@@ -195,7 +209,6 @@ def _read(start: re.Match[str], body: str) -> OomMessage | None:
     # "capacty" is how torch 2.1 spelt it
     total = total_before or figure("totalcapaci?tyofSIZE")
     device = re.search(r"GPU(\d+)(?:;|hasatotal)", body)
-    rank = start["number"] or start["local"]
 
     def of_driver(size: MessageSize | None, least: MessageSize | None) -> MessageSize | None:
         # where NVML has no figure (WSL, containers), torch prints 0 or 2^64 less one for it
@@ -206,8 +219,8 @@ def _read(start: re.Match[str], body: str) -> OomMessage | None:
     listed = re.findall(rf"Process(\d+)has{_SIZE}memoryinuse", body)
     sizes = [(int(pid), of_driver(_figure(number, unit), None)) for pid, number, unit in listed]
     return OomMessage(
-        backend=start["backend"],
-        rank=None if rank is None else int(rank),
+        backend=backend,
+        rank=rank,
         device=None if device is None else int(device[1]),
         tried=tried,
         total=total,

@@ -93,6 +93,19 @@ def test_ranks_of_one_log_are_told_apart_and_repetitions_counted():
     assert holds(messages[2].tried, 2 * MIB)
 
 
+@pytest.mark.parametrize(
+    ("before", "rank"),
+    [
+        ("[rank3]: ", 3), ("[default0]:[rank8]: ", 8), ("[default2]:", 2), ("[rank: 1] ", 1),
+        ("(VllmWorker rank=1 pid=2445156) ERROR 05-10 16:00:15 [executor.py:470] ", 1),
+        ("[1,5]<stderr>:", 5), ("[rank0]: step 3 [rank1]: ", 1), ("local_rank=3 ", None),
+        ("[rank0]: Traceback\n", None),
+    ],
+)  # fmt: skip
+def test_the_rank_is_the_one_named_right_before(before, rank):
+    assert read_oom_messages(before + TORCH_2_6)[0].rank == rank
+
+
 def test_a_message_wrapped_over_lines_is_read():
     wrapped = TORCH_2_6.replace(". ", ".\n[rank0]: ")
     (message,) = read_oom_messages(f"[rank0]: {wrapped}")
