@@ -46,9 +46,9 @@ from memest.readers.training_arguments import (
 )
 from memest.readers.trl import read_trl
 from memest.readers.values import (
+    PROCESSES,
     Bounded,
     DocumentReading,
-    Either,
     KeyOrigin,
     Level,
     Remark,
@@ -117,9 +117,10 @@ def read_launch(
     readings: list[DocumentReading] = []
     for launcher in launchers:
         readings += _launcher(keys, launcher, command.environment)
-    if not launchers:
-        _program_alone(keys, command)
     readings += _program(keys, command, arguments, overrides, positionals, file_format)
+    by_itself = any(each.why == PROCESSES for part in readings for each in part.not_modelled)
+    if not launchers and not by_itself:
+        _program_alone(keys, command)
     for word in command.skipped_words:
         keys.ignore(word, "not of the launcher and its program")
     return [*scripts, *readings, keys.reading()]
@@ -311,9 +312,7 @@ def _program_alone(keys: DocumentKeys, command: Command) -> None:
     if command.environment.get("WORLD_SIZE", "1") != "1":
         starters.append("WORLD_SIZE")
     if starters:
-        keys.miss(
-            starters[0], Either("as many processes as it starts: 1 is taken; --num-gpus says it")
-        )
+        keys.miss(starters[0], PROCESSES)
         return
     if command.program.endswith(SHELL_SUFFIXES):
         return

@@ -179,6 +179,8 @@ def _check_variables(command: Command, place: str, path: Path) -> None:
             how = "what another command prints. Write the launch command out: memest read -- ..."
         elif variable.isdigit() or variable in "@*#":
             how = f"what it is given. Write it behind: memest read -- bash {path.name} ..."
+        elif not variable.isidentifier():
+            how = "what the script computes. Write the launch command out: memest read -- ..."
         else:
             how = (
                 "not set in it for certain. Write it in front: memest read -- "

@@ -271,3 +271,29 @@ def test_the_last_of_several_spellings_counts(tmp_path, monkeypatch):
 
     for words in ("--bs 2 --bs 4", "--bs=2 --bs=4", "-b 2 --bs 4", "--bs 2 -b 4"):
         assert read(f"python train.py {words}").options["batch"] == 4
+
+
+@pytest.mark.parametrize(
+    ("start", "gpus"),
+    [
+        ("import torch.multiprocessing as mp\nmp.spawn(main, args=(), nprocs=4)", 4),
+        ("N = 2\nfrom torch.multiprocessing import spawn\nspawn(main, (), N)", 2),
+        ("from accelerate import notebook_launcher\nnotebook_launcher(main, num_processes=8)", 8),
+        ("from accelerate import notebook_launcher\nnotebook_launcher(main)", None),
+        ("import torch\ntorch.multiprocessing.spawn(main, nprocs=torch.cuda.device_count())", None),
+        ("main()", 1),
+    ],
+)
+def test_processes_that_a_script_starts_are_counted(tmp_path, monkeypatch, start, gpus):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(
+        "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+        "def main(*given):\n    model = AutoModelForCausalLM.from_pretrained('gpt2')\n"
+        f"    Trainer(model=model, args=TrainingArguments('out')).train()\n{start}\n"
+    )
+    run = read("python train.py", seq_len=8)
+
+    assert run.options.get("num_gpus") == gpus
+    asked = any("as many processes" in words for words in run.setup.unpriced)
+    assert asked is (gpus is None)
+    assert not read("python train.py", seq_len=8, num_gpus=2).setup.unpriced
