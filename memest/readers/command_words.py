@@ -84,6 +84,8 @@ _SWITCHES = {
     "deepspeed": """no_python module no_local_rank no_ssh_check force_multi save_pid
         bind_cores_to_rank elastic_training m""".split(),
 }
+_SHORT = {"deepspeed": {"i": "include", "e": "exclude", "H": "hostfile"}}
+"""What launchers call short."""
 _MAX_WORDS = 2000
 
 
@@ -150,7 +152,7 @@ def split_command(words: Sequence[str]) -> Command:
         word = queue.pop(0)
         if _ASSIGNMENT.match(word):
             name, _, value = word.partition("=")
-            environment[name] = value
+            environment[name] = value.removesuffix(";")
             continue
         in_shell = [each for each in skipped_words if each.rpartition("/")[2] in _SHELLS]
         if queue and (word == "--wrap" or (in_shell and re.fullmatch(r"-\w*c", word))):
@@ -308,7 +310,10 @@ def _launcher_arguments(name: str, words: list[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     while words and words[0].startswith("-"):
         flag, equals, text = words.pop(0).partition("=")
+        if flag == "--":
+            break
         key = flag.lstrip("-").replace("-", "_")
+        key = _SHORT.get(name, {}).get(key, key)
         if equals:
             values[key] = plain_value(text)
         elif key in _SWITCHES[name]:

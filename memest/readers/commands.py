@@ -62,6 +62,11 @@ _READ_VARIABLES = frozenset(
     OPTIM_TORCH MODULE CONFIG""".split()
 )
 _ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_OF_ACCELERATE = tuple(
+    """ACCELERATE_USE_ ACCELERATE_DEEPSPEED_ ACCELERATE_GRADIENT_ ACCELERATE_DYNAMO_ FSDP_
+    PARALLELISM_CONFIG_""".split()
+)
+"""How variables begin by which accelerate is told what its launcher is told by arguments."""
 _DEEPSPEED_KEYS = frozenset(
     """zero_stage offload_optimizer_device offload_param_device gradient_accumulation_steps
     gradient_clipping deepspeed_config_file zero3_init_flag zero3_save_16bit_model
@@ -155,6 +160,8 @@ def _environment(keys: DocumentKeys, command: Command) -> None:
             keys.ignore(name, "counted with the launcher")
         elif name in IMAGE_VARIABLES:
             keys.miss(name, IMAGES)
+        elif name.startswith(_OF_ACCELERATE):
+            keys.miss(name, "a setting of accelerate's; its launcher's arguments are read")
         elif name.startswith(("TORCH_", "PYTORCH_")) or name == "CUDA_LAUNCH_BLOCKING":
             keys.miss(name, Bounded("a switch of PyTorch that memest does not follow"))
         else:

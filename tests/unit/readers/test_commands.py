@@ -224,6 +224,9 @@ GPT2 = "train.py --model_name_or_path gpt2 --block_size 8"
         ("deepspeed --include localhost:0-3 TRAIN", 4),
         ("deepspeed --include worker-1:0,2-3@worker-2:0 TRAIN", 4),
         ("torchrun --nproc_per_node 2 --nnodes 3:4 TRAIN", 6),
+        ("torchrun --nproc_per_node 2 -- TRAIN", 2),
+        ("deepspeed -i localhost:0,1 TRAIN", 2),
+        ("export CUDA_VISIBLE_DEVICES=0,1; torchrun --nproc_per_node gpu TRAIN", 2),
         ("docker run --gpus all image bash -lc 'cd /x && torchrun --nproc_per_node 2 TRAIN'", 2),
         ("sbatch --nodes 1 --wrap 'torchrun --nproc_per_node 2 TRAIN'", 2),
         ("torchrun --nproc_per_node 2 TRAIN 2>&1 | tee train.py", 2),
@@ -297,3 +300,11 @@ def test_processes_that_a_script_starts_are_counted(tmp_path, monkeypatch, start
     asked = any("as many processes" in words for words in run.setup.unpriced)
     assert asked is (gpus is None)
     assert not read("python train.py", seq_len=8, num_gpus=2).setup.unpriced
+
+
+def test_what_accelerate_takes_from_the_environment_is_named(examples):
+    run = read(f"ACCELERATE_USE_FSDP=true FSDP_VERSION=2 torchrun --nproc_per_node 4 {GPT2}")
+
+    assert ["ACCELERATE_USE_FSDP" in run.setup.unpriced[0], len(run.setup.unpriced)] == [True, 2]
+    run = read(f"export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; python {GPT2}")
+    assert run.options["alloc_conf"] == "expandable_segments:True"
