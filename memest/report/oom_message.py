@@ -141,6 +141,7 @@ class OomMessage(Document):
             "allocated",
         )
         names += ("unallocated", "reserved", "private_pools", "allowed", "this_process")
+        names += ("before_expandable",)
         return {
             **{name: document(getattr(self, name)) for name in names},
             "processes": [{"pid": pid, **figure.to_dict()} for pid, figure in self.processes],
