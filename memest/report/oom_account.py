@@ -9,15 +9,17 @@ from memest.catalog.capacity import DRIVER_SPREAD_RATIO
 from memest.catalog.cuda_context import context_estimate
 from memest.catalog.spec import GpuSpec, list_gpus
 from memest.report.oom_message import MessageSize, OomMessage
-from memest.units import MIB, format_size
+from memest.units import GIB, MIB, format_size
 
-__all__ = ["Account", "Share", "account_of", "cards_of_size"]
+__all__ = ["Account", "Share", "account_of", "cards_of_size", "whole_board_gib"]
 
 _BACKENDS = {"CUDA": "cuda", "HIP": "rocm"}
 _MOST_CARDS = 4
 _ERAS = ((1, 10), (2, 0), (2, 13))
 """Releases of torch whose contexts differ: all kernels at start, lazily, CUDA 12."""
 _EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+_BOARD_SPREAD = 16 * MIB
+"""How far a total of Windows may be from a whole number of GiB: 23.99 GiB are 24."""
 _LAST_BYTES = 32 * MIB
 """What a driver may call free and not give: the last pages of a card that is full."""
 
@@ -119,11 +121,32 @@ def _beyond_a_context(rest: MessageSize, message: OomMessage) -> MessageSize | N
     return rest - MessageSize(low_bytes=0, high_bytes=context_bytes)
 
 
+def whole_board_gib(total: MessageSize, backend: str = "CUDA") -> int | None:
+    """What a whole board has, where a total is that: under WDDM Windows counts nothing off."""
+    board = round(total.bytes / GIB)
+    is_whole = backend == "CUDA" and board > 1 and abs(total.bytes - board * GIB) <= _BOARD_SPREAD
+    return board if is_whole else None
+
+
+def _with_board(gib: int) -> list[GpuSpec]:
+    """Cards that are sold with so much, the newest first."""
+    cards = [
+        (each.compute_capability, each)
+        for each in list_gpus()
+        if each.memory_marketing_gb == gib and isinstance(each.compute_capability, tuple)
+    ]
+    return [each for _, each in sorted(cards, key=lambda row: row[0], reverse=True)]
+
+
 def cards_of_size(total: MessageSize, backend: str = "CUDA") -> tuple[GpuSpec, ...]:
     """Cards of the catalogue whose memory a message's total can be, the nearest first.
 
-    Totals of one card differ between drivers, by up to 1.5 %.
+    Totals of one card differ between drivers, by up to 1.5 %. Of cards that have so much as a whole
+    board, the newest are the first.
     """
+    board = whole_board_gib(total, backend)
+    if board is not None:
+        return tuple(_with_board(board)[:_MOST_CARDS])
     backend_slug = _BACKENDS.get(backend)
     tolerance = int(total.bytes * DRIVER_SPREAD_RATIO)
     candidates = [
@@ -144,6 +167,13 @@ def _sentences(
     expandable: bool,
 ) -> Iterator[str]:
     tried, free, reserved, total = message.tried, message.free, message.reserved, message.total
+    board = None if total is None else whole_board_gib(total, message.backend)
+    if board is not None:
+        number = len(_with_board(board))
+        yield (
+            f"{board} GiB are a whole board, which Windows counts (WDDM): the card can be any that "
+            f"has so much, as {number} of the catalogue have."
+        )
     if reserved is not None and total is not None and reserved.low_bytes > total.high_bytes:
         yield (
             f"PyTorch held {reserved.text}, more than the card's {total.text}: the driver had lent "

@@ -165,6 +165,17 @@ def test_the_card_is_known_by_its_size(gib, backend, slug):
     assert any(name.startswith(slug) for name in names) if slug else not names
 
 
+@pytest.mark.parametrize(("gib", "board"), [("8.00", 8), ("23.99", 24), ("7.93", None)])
+def test_a_whole_board_is_what_windows_counts(gib, board):
+    account = account_of(read_oom_messages(TORCH_1_12.replace("15.78 GiB", f"{gib} GiB"))[0])
+
+    assert any("which Windows counts" in words for words in account.sentences) is bool(board)
+    assert account.cards
+    if board:
+        assert {spec.memory_marketing_gb for spec in account.cards} == {board}
+        assert account.cards[0].has_bf16
+
+
 @pytest.mark.parametrize(
     "figure", ["15.78.00 GiB", ".. GiB", "9" * 400 + " GiB", ". MiB", "1.2.3.4 GiB", "GiB"]
 )

@@ -105,6 +105,25 @@ def test_options_without_a_model_and_texts_without_a_message_are_refused():
         memest.explain_oom("Killed")
 
 
+def test_of_several_cards_the_one_of_the_message_is_asked_for():
+    with pytest.raises(ConfigError, match="names 2 cards"):
+        memest.explain_oom(
+            "CUDA out of memory. Tried to allocate 2.00 MiB", MODEL, gpu=["t4", "l4"]
+        )
+
+
+@pytest.mark.parametrize(
+    ("total", "backend", "known"),
+    [("14.56 GiB", "CUDA", True), ("8.00 GiB", "CUDA", False), ("23.98 GiB", "HIP", False)],
+)
+def test_a_card_that_the_message_does_not_tell_is_said(total, backend, known):
+    text = f"{backend} out of memory. Tried to allocate 2.00 MiB (GPU 0; {total} total capacity; "
+    text += "1.00 GiB already allocated; 8.00 MiB free; 1.01 GiB reserved in total by PyTorch)"
+    relation = memest.explain_oom(text, MODEL, **OPTIONS).relation
+
+    assert any("does not tell the card" in note for note in relation.notes) is not known
+
+
 def _run(*words, stdin=None):
     return subprocess.run(
         [sys.executable, "-m", "memest", "explain-oom", *words], input=stdin, capture_output=True,
