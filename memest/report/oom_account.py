@@ -258,4 +258,10 @@ def _remedy(message: OomMessage, words: str, expandable: bool) -> str:
         )
     if message.before_expandable:  # which stops at an option that it does not know
         return f" Torch 2.1 or newer, with {_EXPANDABLE}, {words}."
+    on_windows = message.total is not None and whole_board_gib(message.total, message.backend)
+    if message.backend == "HIP" or on_windows:
+        return (
+            f" {_EXPANDABLE} {words}, where torch has it: on Windows and on ROCm old releases warn "
+            "that they do not."
+        )
     return f" {_EXPANDABLE} {words}."

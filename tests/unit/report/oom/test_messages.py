@@ -209,6 +209,8 @@ def test_expandable_segments_are_advised_where_torch_and_the_run_can_take_them()
     assert "Torch 2.1" not in sentences_of(full)
     assert "look whether the run had them" in sentences_of(full, expandable=True)
     assert "PYTORCH" not in sentences_of(full.replace("CUDA out", "XPU out"))
+    for elsewhere in (full.replace("CUDA out", "HIP out"), full.replace("15.69 GiB", "15.99 GiB")):
+        assert "where torch has it" in sentences_of(elsewhere)
 
 
 @pytest.mark.parametrize("said", ["0 bytes", "17179869184.00 GiB"])
