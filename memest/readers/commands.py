@@ -44,7 +44,7 @@ from memest.readers.torchtune import installed_config, read_torchtune
 from memest.readers.training_arguments import (
     IMAGES,
 )
-from memest.readers.trl import read_trl
+from memest.readers.trl import predefined_config, read_trl
 from memest.readers.values import (
     PROCESSES,
     Bounded,
@@ -201,11 +201,15 @@ def _hidden_launcher(command: Command, arguments: dict[str, Any]) -> list[Launch
             return []
         config = values.pop("accelerate_config", None) if program != "axolotl train" else None
         if config is not None:
-            values["config_file"] = config
+            values["config_file"] = predefined_config(str(config)) or config
         return [Launcher("accelerate", values)]
     environment = command.environment
     of_swift = program.startswith("swift ") and {"NPROC_PER_NODE", "NNODES"} & set(environment)
-    if of_swift or (program.startswith("llamafactory-cli ") and _starts_torchrun(environment)):
+    # LLaMA-Factory counts the GPUs of the machine, where nothing else does
+    of_factory = program.startswith("llamafactory-cli ")
+    if of_swift or (
+        of_factory and (_visible(environment) is None or _starts_torchrun(environment))
+    ):
         values = {
             "nproc_per_node": environment.get("NPROC_PER_NODE", "1" if of_swift else "gpu"),
             "nnodes": environment.get("NNODES", "1"),

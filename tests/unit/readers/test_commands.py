@@ -1,6 +1,7 @@
 """Launch commands: what each launcher and program says, and that nothing of them is run."""
 
 import shlex
+import sys
 
 import pytest
 
@@ -300,6 +301,30 @@ def test_processes_that_a_script_starts_are_counted(tmp_path, monkeypatch, start
     asked = any("as many processes" in words for words in run.setup.unpriced)
     assert asked is (gpus is None)
     assert not read("python train.py", seq_len=8, num_gpus=2).setup.unpriced
+
+
+def test_trl_knows_configurations_of_accelerate_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "site" / "trl" / "accelerate_configs"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").write_text("open('mark', 'w')\n")
+    (folder / "zero2.yaml").write_text(
+        "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2}\nnum_processes: 8\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.delitem(sys.modules, "trl", raising=False)
+    run = read("trl sft --model_name_or_path gpt2 --accelerate_config zero2")
+
+    assert (run.options["zero"], run.options["num_gpus"]) == (2, 8)
+    assert not (tmp_path / "mark").exists()
+
+
+def test_llama_factory_takes_the_gpus_of_the_machine(examples):
+    command = "llamafactory-cli train llama_factory_full.yaml"
+    assert any("--num-gpus says it" in each for each in read(command).setup.unpriced)
+    alone = read(f"CUDA_VISIBLE_DEVICES=0 {command}")
+    assert alone.options["num_gpus"] == 1
+    assert not any("--num-gpus says it" in each for each in alone.setup.unpriced)
 
 
 def test_what_accelerate_takes_from_the_environment_is_named(examples):
