@@ -306,7 +306,7 @@ def _from_file(path: Path) -> tuple[list[Any], str]:
     if not isinstance(document, list):
         raise ConfigError(
             f'{path} has no list of cases: write {{"cases": [{{"model": "gpt2", "setup": '
-            '{"batch": [1, 2, 4]}}]}}, or the list alone.'
+            '{"batch": [1, 2, 4]}}]}, or the list alone.'
         )
     return document, about
 

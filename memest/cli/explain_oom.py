@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated, Any
 
@@ -14,11 +15,13 @@ __all__ = ["explain_oom"]
 
 
 def _text(log: str) -> str:
+    from memest.report.oom_elsewhere import ran_out_elsewhere
     from memest.search.explain_oom import read_log
 
     if log != "-":
         # a message can be given as it is, in quotes
-        return log if "out of memory" in log.lower() else read_log(log)
+        is_message = "out of memory" in log.lower() or ran_out_elsewhere(log) is not None
+        return log if is_message and not os.path.isfile(log) else read_log(log)  # noqa: PTH113
     if sys.stdin.isatty():
         raise ConfigError(
             "memest explain-oom - reads standard input, and nothing is sent there: memest "

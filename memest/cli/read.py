@@ -25,9 +25,10 @@ def read(
     train.py --bf16. Scripts and notebooks are read, not run.
     """
     if not run.sources:
+        given = "" if model is None else f"{model!r} is nothing that it reads. "
         raise ConfigError(
-            "memest read needs something to read: a configuration, memest read run.yaml, a script, "
-            "memest read train.py, or after -- a launch command."
+            f"{given}memest read needs something to read: a configuration, memest read run.yaml, a "
+            "script, memest read train.py or run.sh, or after -- a launch command."
         )
     from memest.config.spelling import command_words
     from memest.report.words import render_origins

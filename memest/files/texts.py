@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import json
 import os
@@ -146,12 +147,13 @@ def read_json(source: str | Path) -> Any:
         raise ValueError("it is nested too deep") from None
 
 
-def read_small(path: Path, limit: int = 10 * MIB) -> str:
+def read_small(path: Path, limit: int = 10 * MIB, *, utf_16: bool = False) -> str:
     """The text of a file that cannot be large.
 
     Args:
         path: of a regular file: a device or a pipe may have no end.
         limit: bytes that it may have.
+        utf_16: it may be UTF-16 with its mark, which PowerShell writes behind ``>``.
 
     Raises:
         OSError: it cannot be read, is no regular file, is larger, or is a pointer of Git LFS.
@@ -165,7 +167,8 @@ def read_small(path: Path, limit: int = 10 * MIB) -> str:
         raise OSError(errno.EFBIG, f"it is larger than {format_size(limit)}")
     if raw.startswith(_POINTS):
         raise OSError(errno.EINVAL, f"it is {_POINTER}")
-    return raw.decode("utf-8-sig")
+    marked = utf_16 and raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return raw.decode("utf-16" if marked else "utf-8-sig")
 
 
 def read_mapping(source: Any, option: str, *, takes: str, instead: str) -> dict[str, Any]:

@@ -23,10 +23,13 @@ __all__ = [
     "words_of",
 ]
 
-PROCESS_STARTERS = ("srun", "mpirun", "mpiexec")
+PROCESS_STARTERS = tuple(
+    "srun mpirun mpiexec horovodrun jsrun aprun composer colossalai fabric lightning".split()
+)
 """What starts several processes of a program, as many as it is told."""
 SHELL_SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm")
 
+_SHELLS = ("bash", "sh", "zsh")
 _SHELL = re.compile(r"(\d*>>?|&>>?)(?!=)|[|&;]+$|<$")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
@@ -81,6 +84,8 @@ _SWITCHES = {
     "deepspeed": """no_python module no_local_rank no_ssh_check force_multi save_pid
         bind_cores_to_rank elastic_training m""".split(),
 }
+_SHORT = {"deepspeed": {"i": "include", "e": "exclude", "H": "hostfile"}}
+"""What launchers call short."""
 _MAX_WORDS = 2000
 
 
@@ -143,13 +148,16 @@ def split_command(words: Sequence[str]) -> Command:
     environment: dict[str, str] = {}
     skipped_words: list[str] = []
     queue = list(words)
-    while queue and not starts_program(queue[0]):
+    while queue and not starts_program(queue):
         word = queue.pop(0)
         if _ASSIGNMENT.match(word):
             name, _, value = word.partition("=")
-            environment[name] = value
-        else:
-            skipped_words.append(word)
+            environment[name] = value.removesuffix(";")
+            continue
+        in_shell = [each for each in skipped_words if each.rpartition("/")[2] in _SHELLS]
+        if queue and (word == "--wrap" or (in_shell and re.fullmatch(r"-\w*c", word))):
+            queue = [*words_of(queue[0]), *queue[1:]]  # a command that is one word of another
+        skipped_words.append(word)
     if not queue:
         text = shlex.join(words)
         text = text if len(text) < 100 else f"{text[:97]}..."
@@ -159,6 +167,7 @@ def split_command(words: Sequence[str]) -> Command:
             "axolotl, tune, swift."
         )
     queue, trailing_words = _before_shell(queue)
+    _check_alone(queue, trailing_words)
     skipped_words += trailing_words
     launchers: list[Launcher] = []
     program, rest = _follow(queue, launchers)
@@ -186,11 +195,38 @@ def _before_shell(words: list[str]) -> tuple[list[str], list[str]]:
     return words, []
 
 
-def starts_program(word: str) -> bool:
-    """Whether a word of a command is a launcher, a framework's command or a script."""
+def _check_alone(words: Sequence[str], trailing_words: Sequence[str]) -> None:
+    """Refuse a second program behind a command: nothing says which of them is meant.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for place in range(len(trailing_words)):
+        rest = trailing_words[place:]
+        before = trailing_words[place - 1] if place else ";"
+        if starts_program(rest) and not re.fullmatch(r"\||\d*>>?|&>>?|tee|-a", before):
+            raise ConfigError(
+                "the launch command starts several programs, one after another: "
+                f"{shlex.join(words[:4])} ... and {shlex.join(rest[:4])} .... Give the one that "
+                "trains."
+            )
+
+
+def starts_program(words: Sequence[str]) -> bool:
+    """Whether a command's words begin with a launcher, a framework's command or a script.
+
+    Example:
+        >>> starts_program(["trl", "sft"]), starts_program(["trl", "python", "train.py"])
+        (True, False)
+    """
+    word, following = words[0], "".join(words[1:2])
     name = word.rpartition("/")[2]
-    is_program = name in _LAUNCHERS or name in _PROGRAMS or _PYTHON.fullmatch(name)
-    return bool(is_program) or word.endswith((".py", *SHELL_SUFFIXES))
+    if name in _PROGRAMS:
+        # as an environment or a package it may be the value of a flag before the program
+        return not (following.startswith("-") or (following and starts_program(words[1:])))
+    is_program = name in _LAUNCHERS or _PYTHON.fullmatch(name)
+    is_script = word.endswith((".py", *SHELL_SUFFIXES)) and " " not in word
+    return bool(is_program) or is_script
 
 
 def _follow(words: list[str], launchers: list[Launcher]) -> tuple[str, list[str]]:
@@ -274,7 +310,10 @@ def _launcher_arguments(name: str, words: list[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     while words and words[0].startswith("-"):
         flag, equals, text = words.pop(0).partition("=")
+        if flag == "--":
+            break
         key = flag.lstrip("-").replace("-", "_")
+        key = _SHORT.get(name, {}).get(key, key)
         if equals:
             values[key] = plain_value(text)
         elif key in _SWITCHES[name]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -43,11 +44,11 @@ from memest.readers.torchtune import installed_config, read_torchtune
 from memest.readers.training_arguments import (
     IMAGES,
 )
-from memest.readers.trl import read_trl
+from memest.readers.trl import predefined_config, read_trl
 from memest.readers.values import (
+    PROCESSES,
     Bounded,
     DocumentReading,
-    Either,
     KeyOrigin,
     Level,
     Remark,
@@ -61,6 +62,11 @@ _READ_VARIABLES = frozenset(
     OPTIM_TORCH MODULE CONFIG""".split()
 )
 _ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_OF_ACCELERATE = tuple(
+    """ACCELERATE_USE_ ACCELERATE_DEEPSPEED_ ACCELERATE_GRADIENT_ ACCELERATE_DYNAMO_ FSDP_
+    PARALLELISM_CONFIG_""".split()
+)
+"""How variables begin by which accelerate is told what its launcher is told by arguments."""
 _DEEPSPEED_KEYS = frozenset(
     """zero_stage offload_optimizer_device offload_param_device gradient_accumulation_steps
     gradient_clipping deepspeed_config_file zero3_init_flag zero3_save_16bit_model
@@ -116,9 +122,10 @@ def read_launch(
     readings: list[DocumentReading] = []
     for launcher in launchers:
         readings += _launcher(keys, launcher, command.environment)
-    if not launchers:
-        _program_alone(keys, command)
     readings += _program(keys, command, arguments, overrides, positionals, file_format)
+    by_itself = any(each.why == PROCESSES for part in readings for each in part.not_modelled)
+    if not launchers and not by_itself:
+        _program_alone(keys, command)
     for word in command.skipped_words:
         keys.ignore(word, "not of the launcher and its program")
     return [*scripts, *readings, keys.reading()]
@@ -153,6 +160,8 @@ def _environment(keys: DocumentKeys, command: Command) -> None:
             keys.ignore(name, "counted with the launcher")
         elif name in IMAGE_VARIABLES:
             keys.miss(name, IMAGES)
+        elif name.startswith(_OF_ACCELERATE):
+            keys.miss(name, "a setting of accelerate's; its launcher's arguments are read")
         elif name.startswith(("TORCH_", "PYTORCH_")) or name == "CUDA_LAUNCH_BLOCKING":
             keys.miss(name, Bounded("a switch of PyTorch that memest does not follow"))
         else:
@@ -174,9 +183,6 @@ def _number(value: Any, place: str) -> int | None:
         return value
     if isinstance(value, str) and value.lower() in ("auto", "gpu"):
         return None
-    if isinstance(value, str) and ":" in value:
-        last = value.rpartition(":")[2]
-        return int(last) if last.isdigit() and len(last) < 6 else None
     raise ConfigError(f"command: {place} {value!r} is not a whole number.")
 
 
@@ -195,11 +201,15 @@ def _hidden_launcher(command: Command, arguments: dict[str, Any]) -> list[Launch
             return []
         config = values.pop("accelerate_config", None) if program != "axolotl train" else None
         if config is not None:
-            values["config_file"] = config
+            values["config_file"] = predefined_config(str(config)) or config
         return [Launcher("accelerate", values)]
     environment = command.environment
     of_swift = program.startswith("swift ") and {"NPROC_PER_NODE", "NNODES"} & set(environment)
-    if of_swift or (program.startswith("llamafactory-cli ") and _starts_torchrun(environment)):
+    # LLaMA-Factory counts the GPUs of the machine, where nothing else does
+    of_factory = program.startswith("llamafactory-cli ")
+    if of_swift or (
+        of_factory and (_visible(environment) is None or _starts_torchrun(environment))
+    ):
         values = {
             "nproc_per_node": environment.get("NPROC_PER_NODE", "1" if of_swift else "gpu"),
             "nnodes": environment.get("NNODES", "1"),
@@ -218,9 +228,11 @@ def _launcher(
     if launcher.name == "torchrun":
         key, processes = "nproc_per_node", values.pop("nproc_per_node", 1)
         nodes = values.pop("nnodes", 1)
+        nodes_said = include = None
     else:
         key, processes = "num_gpus", values.pop("num_gpus", None)
-        nodes = values.pop("num_nodes", 1)
+        nodes_said = values.pop("num_nodes", None)
+        nodes = nodes_said or 1
         include = values.pop("include", None)
         if include is not None and processes is None:
             key, processes = "include", _count_slots(str(include))
@@ -228,8 +240,17 @@ def _launcher(
     count = _number(per_node, f"--{key}")
     if count is None:
         count, key = _visible(environment), "CUDA_VISIBLE_DEVICES"
-    machines = _number(nodes, "--nnodes" if launcher.name == "torchrun" else "--num_nodes") or 1
-    if count is None:
+    key_of_nodes = "--nnodes" if launcher.name == "torchrun" else "--num_nodes"
+    if isinstance(nodes, str) and re.fullmatch(r"\d{1,5}:\d{1,5}", nodes):
+        keys.miss(
+            key_of_nodes, Bounded(f"{nodes} nodes: the fewest are taken, where each needs the most")
+        )
+        nodes = int(nodes.partition(":")[0])
+    machines = _number(nodes, key_of_nodes) or 1
+    if "hostfile" in values and not (nodes_said or include):
+        values.pop("hostfile")
+        keys.miss("--hostfile", "as many nodes as it names: 1 GPU is taken; --num-gpus says it")
+    elif count is None:
         keys.miss(launcher.name, _ALL_GPUS)
     else:
         flag = key if key.isupper() else f"--{key}"
@@ -242,9 +263,17 @@ def _launcher(
 
 
 def _count_slots(text: str) -> Any:
-    """``host1:0,1@host2:0`` of DeepSpeed's launcher."""
+    """``host1:0,1@host2:0-3`` of DeepSpeed's launcher.
+
+    Example:
+        >>> _count_slots("host1:0,1@host2:0-3"), _count_slots("host1@host2:0")
+        (6, 'gpu')
+    """
     slots = [part.partition(":")[2] for part in text.split("@")]
-    return sum(len(each.split(",")) for each in slots) if all(slots) else "gpu"
+    spans = [span.partition("-") for each in slots for span in each.split(",")]
+    if not all(slots) or not all((first + last).isdigit() for first, _, last in spans):
+        return "gpu"
+    return sum(1 + int(last or first) - int(first) for first, _, last in spans)
 
 
 def _accelerate(
@@ -289,11 +318,12 @@ def _accelerate(
 def _program_alone(keys: DocumentKeys, command: Command) -> None:
     """Python starts one process; the Trainer puts several visible GPUs into DataParallel."""
     visible = _visible(command.environment)
-    starters = [word for word in command.skipped_words if word in PROCESS_STARTERS]
+    names = [word.rpartition("/")[2].partition(".")[0] for word in command.skipped_words]
+    starters = [name for name in names if name in PROCESS_STARTERS]
+    if command.environment.get("WORLD_SIZE", "1") != "1":
+        starters.append("WORLD_SIZE")
     if starters:
-        keys.miss(
-            starters[0], Either("as many processes as it starts: 1 is taken; --num-gpus says it")
-        )
+        keys.miss(starters[0], PROCESSES)
         return
     if command.program.endswith(SHELL_SUFFIXES):
         return

@@ -194,6 +194,11 @@ def recognise(document: Mapping[str, Any], label: str) -> FileFormat:
             f"{label} is a model's config.json, no configuration of a run: give it in place of the "
             f"model, memest estimate {label}."
         )
+    if any(marks <= keys for marks in _OF_JOBS):
+        raise ConfigError(
+            f"{label} describes a job, no configuration of a run: give the command that it starts, "
+            "memest read -- torchrun --nproc_per_node 4 train.py ..."
+        )
     general = FORMATS[0]
     scores = {each: len(each.marks & keys) for each in FORMATS}
     for each in (find_format("trl"), find_format("llama-factory")):
@@ -253,6 +258,10 @@ _NO_TRAINING = (
     ("torchtune", frozenset(("quantizer",)), "quantising a checkpoint"),
 )
 """By format: keys, and what a configuration is for that has them and none of a training."""
+
+
+_OF_JOBS = (frozenset(("apiVersion", "kind")), frozenset(("services",)), frozenset(("jobs",)))
+"""Files of Kubernetes, of Compose, and of CI."""
 
 
 def _unclear(problem: str, nearest: FileFormat) -> ConfigError:

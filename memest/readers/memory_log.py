@@ -11,8 +11,11 @@ import csv
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,8 @@ __all__ = ["MemoryLog", "read_memory_log"]
 _MOST = 256 * MIB
 _CERTAINLY_BYTES = 10_000_000
 """Above this a number without a unit counts bytes: no card has so many MiB."""
+_CERTAINLY_BYTES_OF_HOST = 10_000_000_000
+"""The same of a host, whose processes ps and getrusage count in KiB."""
 _STEPS = ("step", "global_step", "_step", "train/global_step", "iteration", "iter", "steps")
 _TRUE = ("1", "true", "yes", "eval")
 _EVALUATION = ("evaluation", "eval", "is_eval", "evaluating")
@@ -36,16 +41,22 @@ _UNITS = {
 # behind a separator, or as a word of its own in camel case
 _UNIT = re.compile(rf"(?:^|[^a-zA-Z]|(?<=[a-z])(?=[A-Z]))(?i:({'|'.join(_UNITS)}))\W*$")
 _DRIVER = re.compile(
-    r"(?:^|\W)(?:system[/.]gpu|gpu\.\d|nvml|nvidia)|memory.used|device", re.IGNORECASE
-)
-_HOST = re.compile(r"(?:^|[^a-z])(?:rss|host|proc\.memory|cpu)", re.IGNORECASE)
-_HIGHEST = re.compile(r"max|peak|high", re.IGNORECASE)
-_OTHERWISE = re.compile(
-    r"total|free|percent|pct|%|util|predicted|diff|delta|limit|headroom|count|num_|retries|small_pool"
-    r"|large_pool|\.(?:allocated|freed)$|__M(?:IN|AX)$",
+    r"(?:^|\W)(?:(?:system[/.]gpu|gpu\.\d).*bytes|nvml|nvidia)|memory.used|used_(?:gpu_)?memory|device",
     re.IGNORECASE,
 )
-"""Of the card, shares, differences, counts, sums over the run, and what W&B exports beside."""
+_HOST = re.compile(
+    r"(?:^|[^a-z])(?:rss|host|proc\.memory|cpu(?=.*(?:mem|alloc|ram|[kmg]i?b|bytes)))",
+    re.IGNORECASE,
+)
+_HIGHEST = re.compile(r"max|peak|high", re.IGNORECASE)
+_OTHERWISE = re.compile(
+    r"total|free|avail|percent|pct|%|util|predicted|diff|delta|limit|headroom|count|num_|retries"
+    r"|error|small_pool|large_pool|\.(?:allocated|freed)$|__M(?:IN|AX)$|^memory\.reserved"
+    r"|gpu\..*memoryAllocated$",
+    re.IGNORECASE,
+)
+"""Of the card, shares, differences, counts, sums over the run, what W&B exports beside, and what
+nvidia-smi calls reserved: the driver's own."""
 _OF_ONE = (
     "rank",
     "local_rank",
@@ -55,12 +66,18 @@ _OF_ONE = (
     "device_id",
     "index",
     "uuid",
+    "gpu_uuid",
+    "pci.bus_id",
+    "gpu_bus_id",
+    "pid",
     "run",
 )
 """Columns that say which of several processes or cards a row is of."""
 _DELIMITERS = ",;\t"
 
 _EXAMPLE = "step,allocated_mib,reserved_mib"
+_SMI = "nvidia-smi --query-gpu=timestamp,index,memory.used --format=csv -l 1"
+_SMI_TIME = "%Y/%m/%d %H:%M:%S.%f"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +105,7 @@ def read_memory_log(path: str | Path) -> MemoryLog:
     """
     file = Path(path).expanduser()
     try:
-        text = read_small(file, _MOST)
+        text = read_small(file, _MOST, utf_16=True)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
@@ -101,12 +118,20 @@ def read_memory_log(path: str | Path) -> MemoryLog:
     notes: list[str] = []
     columns = _columns(names, notes)
     if not columns:
-        said = f"has no column of memory (it has {', '.join(names[:8])})" if names else "is empty"
+        shown = ", ".join(name[:40] for name in names[:8])
+        said = f"has no column of memory (it has {shown})" if names else "has no rows with names"
         raise ConfigError(
-            f"{path} {said}: name them as in {_EXAMPLE}; "
-            "allocated, max_allocated, reserved, device and host are known, with their units."
+            f"{path} {said}: name them as in {_EXAMPLE}; allocated, max_allocated, reserved, "
+            f"device and host are known, with their units, and what {_SMI} writes."
         )
-    return _log(_of_one(rows, names, notes), names, columns, path, notes)
+    rows = _of_one(rows, names, notes)
+    at_a_time = _rows_at_a_time([row.get("timestamp") for row in rows])
+    if at_a_time > 1:
+        raise ConfigError(
+            f"{path}: rows come {at_a_time} at a time, one of each card, and nothing says which: "
+            f"{_SMI} writes it, and -i 0 besides is one card alone."
+        )
+    return _log(rows, names, columns, path, notes)
 
 
 def _rows(text: str, path: str | Path) -> list[dict[str, Any]]:
@@ -172,6 +197,23 @@ def _of_one(
     return rows
 
 
+def _rows_at_a_time(stamps: Sequence[Any]) -> int:
+    """How many rows nvidia-smi wrote for each reading: as many as it saw cards.
+
+    Example:
+        >>> _rows_at_a_time([f"2026/11/28 10:00:{n // 2:02}.00{n % 2}" for n in range(8)])
+        2
+    """
+    try:
+        times = [datetime.strptime(str(stamp).strip(), _SMI_TIME) for stamp in stamps]  # noqa: DTZ007
+    except ValueError:
+        return 1
+    gaps = [(after - before).total_seconds() for before, after in pairwise(times)]
+    begins = [at for at, gap in enumerate(gaps, 1) if gap > max(gaps) / 5]
+    sizes = {after - before for before, after in pairwise([0, *begins])}
+    return sizes.pop() if len(sizes) == 1 and len(begins) > 1 else 1
+
+
 def _quantity(name: str) -> Quantity | None:
     name = name.rpartition(" - ")[2]  # W&B exports write the run in front
     if _OTHERWISE.search(name):
@@ -199,7 +241,13 @@ def _log(
     step = next((name for name in names if name.lower() in _STEPS), None)
     flag = next((name for name in names if name.lower() in _EVALUATION), None)
     sizes = {
-        quantity: _sizes([row.get(name) for row in rows], name, path, notes)
+        quantity: _sizes(
+            [row.get(name) for row in rows],
+            name,
+            path,
+            notes,
+            _CERTAINLY_BYTES_OF_HOST if quantity is Quantity.HOST else _CERTAINLY_BYTES,
+        )
         for quantity, name in columns.items()
     }
     points: list[MemoryPoint] = []
@@ -227,6 +275,13 @@ def _log(
             f"{step} begins anew at row {restart}: only what follows was read. Number the steps "
             "through where it is one run."
         )
+    training = Counter(point.step for point in points if not point.evaluation)
+    if step and len(training) > 1 and min(training.values()) > 1:
+        notes.append(
+            f"every {step} has several rows: where they are of several processes or cards, the "
+            "growth of one is not seen among the others. A column rank, gpu or pid tells them "
+            "apart."
+        )
     points.sort(key=lambda point: point.step)
     return MemoryLog(
         points=tuple(points),
@@ -246,7 +301,7 @@ def _whole(value: Any, name: str, path: str | Path) -> int | None:
 
 
 def _sizes(
-    values: Sequence[Any], name: str, path: str | Path, notes: list[str]
+    values: Sequence[Any], name: str, path: str | Path, notes: list[str], certainly_bytes: int
 ) -> list[int | None]:
     """Bytes of a column, by the unit of its values or of its name."""
     match = _UNIT.search(name)
@@ -272,9 +327,9 @@ def _sizes(
         if size is not None and not str(value).strip()[-1:].isalpha()
     ]
     if unit is None and bare:
-        if max(bare) < _CERTAINLY_BYTES:
+        if max(bare) < certainly_bytes:
             raise ConfigError(
-                f"{path}: nothing says what {name} counts: call it {name}_mib, _gib or _bytes, or "
+                f"{path}: nothing says what {name} counts: call it {name}_mib, _kib or _bytes, or "
                 "write units behind the values (1343 MiB)."
             )
         notes.append(f"{name} was taken as bytes: it names no unit, and is too large for others.")

@@ -116,7 +116,7 @@ _SLURM = (
 def _started(words: Sequence[str]) -> list[str]:
     """The words of a command from its launcher or program on; none where it starts neither."""
     queue = list(words)
-    while queue and not starts_program(queue[0]):
+    while queue and not starts_program(queue):
         if queue[0].rpartition("/")[2] not in _STARTERS:
             return []
         if queue[0] == "eval":
@@ -125,7 +125,9 @@ def _started(words: Sequence[str]) -> list[str]:
             (
                 place
                 for place, word in enumerate(queue[1:], 1)
-                if starts_program(word) or word.rpartition("/")[2] in _STARTERS or word == "-c"
+                if starts_program(queue[place:])
+                or word.rpartition("/")[2] in _STARTERS
+                or word == "-c"
             ),
             len(queue),
         )
@@ -177,6 +179,8 @@ def _check_variables(command: Command, place: str, path: Path) -> None:
             how = "what another command prints. Write the launch command out: memest read -- ..."
         elif variable.isdigit() or variable in "@*#":
             how = f"what it is given. Write it behind: memest read -- bash {path.name} ..."
+        elif not variable.isidentifier():
+            how = "what the script computes. Write the launch command out: memest read -- ..."
         else:
             how = (
                 "not set in it for certain. Write it in front: memest read -- "

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from memest.config.installed import release
@@ -37,7 +38,7 @@ from memest.readers.training_arguments import (
 )
 from memest.readers.values import Bounded, Either, KeyOrigin, Level
 
-__all__ = ["read_trl"]
+__all__ = ["predefined_config", "read_trl"]
 
 _PRESENT_RELEASE = (1, 16)
 _KEYS_OF_METHODS = {
@@ -69,6 +70,20 @@ def _method_of(keys: DocumentKeys) -> str:
 _RELATIVES = {"preference": {"dpo", "orpo", "cpo", "kto"}, "grpo": {"grpo", "rloo"}}
 _NAMES_OF_RUNS = ("output_dir", "hub_model_id", "run_name", "wandb_project")
 _SFT_LOSSES = ("nll", "dft", "chunked_nll")
+
+
+def predefined_config(name: str) -> str | None:
+    """The file of a configuration of accelerate that comes with TRL, where TRL is; None elsewhere.
+
+    A file of that name here comes before it, as TRL's command has it.
+    """
+    try:
+        spec = find_spec("trl") if name.isidentifier() and not Path(name).is_file() else None
+    except (ImportError, ValueError):
+        spec = None
+    places = [] if spec is None else spec.submodule_search_locations or []
+    paths = [Path(place) / "accelerate_configs" / f"{name}.yaml" for place in places]
+    return next((str(path) for path in paths if path.is_file()), None)
 
 
 def read_trl(keys: DocumentKeys, *, method: str | None = None, own_loss: bool = True) -> None:

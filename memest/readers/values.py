@@ -14,6 +14,7 @@ __all__ = [
     "CHANGES",
     "COPIES",
     "LENGTH",
+    "PROCESSES",
     "UNKNOWN",
     "Bounded",
     "DocumentReading",
@@ -106,6 +107,10 @@ class Either(str):
     """What of a key is not modelled, where the run may take more than what is priced, or less."""
 
     __slots__ = ()
+
+
+PROCESSES = Either("as many processes as it starts: 1 is taken; --num-gpus says it")
+"""Of what starts several, where it does not say how many."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,23 @@ from memest.units import GIB, KIB, MIB, format_size
 __all__ = ["MessageSize", "OomMessage", "read_oom_messages"]
 
 _UNITS = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
-_SIZE = r"(?<![\d.])(\d{1,15}(?:\.\d{1,6})?)\s*(bytes|KiB|MiB|GiB)"
+_SIZE = r"(\d{1,15}(?:\.\d{1,6})?)(bytes|KiB|MiB|GiB)"
+
+
+def _broken(words: str) -> str:
+    """A pattern of words that a narrow terminal may have broken anywhere."""
+    return r"\s*".join(re.escape(letter) for letter in words if letter != " ")
+
+
+_COLOURS = re.compile(r"(?:\x1b|\\u001b|\\x1b)\[[\d;?]*[A-Za-z]")
+"""Of terminals, as they are or as JSON has them (notebooks)."""
 _BEGIN = re.compile(
-    r"(?:(?P<rank>\[rank\s?(?P<number>\d+)\]|\[default(?P<local>\d+)\]):?[^\n]*?)?"
-    r"\b(?P<backend>CUDA|HIP|XPU|MPS|Device) out of memory\.?\s+"
-    r"(?:\[(?:rank\s?|default)\d+\]:?\s*)?Tried to allocate"
+    rf"\b(?P<backend>CUDA|HIP|XPU|Device)\s+{_broken('out of memory')}\.?\s+"
+    rf"(?:\[(?:rank\s?|default)\d+\]:?\s*)?{_broken('Tried to allocate')}"
 )
+_RANK = re.compile(r"\brank[ :=]{0,2}(\d{1,6})|\[\d+,(\d{1,6})\]<std", re.IGNORECASE)
+_LOCAL_RANK = re.compile(r"\[default(\d{1,6})\]")
+"""Of torchrun, which numbers the processes of each machine anew."""
 _RANK_PREFIX = re.compile(r"\n\s*(?:\[(?:rank\s?|default)\d+\]:?\s*)")
 _MOST = 2_500
 """Characters that one message has at most, with its list of processes."""
@@ -92,6 +103,7 @@ class OomMessage(Document):
         this_process: everything this process had on the card.
         processes: everything that processes had, by their number, where the driver told.
         times: how often the log repeats it.
+        before_expandable: it is worded as by torch before 2.1, which has no expandable segments.
     """
 
     backend: str
@@ -107,6 +119,7 @@ class OomMessage(Document):
     this_process: MessageSize | None
     processes: tuple[tuple[int, MessageSize], ...]
     times: int = 1
+    before_expandable: bool = False
 
     @property
     def reserved(self) -> MessageSize | None:
@@ -128,6 +141,7 @@ class OomMessage(Document):
             "allocated",
         )
         names += ("unallocated", "reserved", "private_pools", "allowed", "this_process")
+        names += ("before_expandable",)
         return {
             **{name: document(getattr(self, name)) for name in names},
             "processes": [{"pid": pid, **figure.to_dict()} for pid, figure in self.processes],
@@ -140,13 +154,19 @@ def read_oom_messages(text: str) -> tuple[OomMessage, ...]:
     Args:
         text: a log, a traceback, or the message alone.
     """
+    text = _COLOURS.sub("", text)
     starts = list(_BEGIN.finditer(text))
     index_by_key: dict[object, int] = {}
     messages: list[OomMessage] = []
     for at, start in enumerate(starts):
         end = starts[at + 1].start() if at + 1 < len(starts) else len(text)
-        body = text[start.start("backend") : min(end, start.start("backend") + _MOST)]
-        message = _read(start, " ".join(_RANK_PREFIX.sub("\n", body).split()))
+        body = text[start.start() : min(end, start.start() + _MOST)]
+        line = text[
+            max(text.rfind("\n", 0, start.start()), start.start() - _MOST, 0) : start.start()
+        ]
+        message = _read(
+            start["backend"], _rank_of(line), "".join(_RANK_PREFIX.sub("\n", body).split())
+        )
         if message is None:
             continue
         key = (message.rank, message.device, message.tried, message.allocated, message.free)
@@ -159,46 +179,68 @@ def read_oom_messages(text: str) -> tuple[OomMessage, ...]:
     return tuple(messages)
 
 
-def _read(start: re.Match[str], body: str) -> OomMessage | None:
-    def figure(pattern: str) -> MessageSize | None:
-        match = re.search(pattern.replace("SIZE", _SIZE), body)
+def _rank_of(line: str) -> int | None:
+    """The rank that a line names before its message, the nearest one: lines get mixed up."""
+    ranks = [first or second for first, second in _RANK.findall(line)]
+    ranks = ranks or _LOCAL_RANK.findall(line)
+    return int(ranks[-1]) if ranks else None
+
+
+def _read(backend: str, rank: int | None, body: str) -> OomMessage | None:
+    """A message; its text is without white space, which lines of a log may have anywhere.
+
+    Every figure is found by the words on both sides of it: one that is cut off must not be taken
+    for a smaller one, nor figures of what the log goes on with for the message's.
+    """
+
+    def figure(*patterns: str) -> MessageSize | None:
+        found = (re.search(pattern.replace("SIZE", _SIZE), body) for pattern in patterns)
+        match = next(filter(None, found), None)
         return None if match is None else _figure(match[1], match[2])
 
-    tried = figure("Tried to allocate SIZE")
+    tried = figure("TriedtoallocateSIZE")
     if tried is None:
         return None
-    allocated = figure("SIZE already allocated") or figure("SIZE is allocated by PyTorch")
-    unallocated = figure("SIZE is reserved by PyTorch but unallocated") or figure("SIZE cached")
-    reserved = figure("SIZE reserved in total by PyTorch")
+    allocated = figure(";SIZEalreadyallocated", "allocatedmemorySIZEisallocatedbyPyTorch")
+    unallocated = figure("andSIZEisreservedbyPyTorchbutunallocated", ";SIZEcached")
+    reserved = figure(";SIZEreservedintotalbyPyTorch")
     if unallocated is None and reserved is not None and allocated is not None:
         unallocated = reserved - allocated
-    device = re.search(r"GPU (\d+)", body)
-    rank = start["number"] or start["local"]
+    total_before = figure(r"\(GPU\d*;SIZEtotalcapacity")
+    # "capacty" is how torch 2.1 spelt it
+    total = total_before or figure("totalcapaci?tyofSIZE")
+    device = re.search(r"GPU(\d+)(?:;|hasatotal)", body)
+
+    def of_driver(size: MessageSize | None, least: MessageSize | None) -> MessageSize | None:
+        # where NVML has no figure (WSL, containers), torch prints 0 or 2^64 less one for it
+        if size is None or (total is not None and size.low_bytes > total.high_bytes):
+            return None
+        return None if least is not None and size.high_bytes < least.low_bytes else size
+
+    listed = re.findall(rf"Process(\d+)has{_SIZE}memoryinuse", body)
+    sizes = [(int(pid), of_driver(_figure(number, unit), None)) for pid, number, unit in listed]
     return OomMessage(
-        backend=start["backend"],
-        rank=None if rank is None else int(rank),
+        backend=backend,
+        rank=rank,
         device=None if device is None else int(device[1]),
         tried=tried,
-        # "capacty" is how torch 2.1 spelt it
-        total=figure("SIZE total capacity") or figure(r"total capaci?ty of SIZE"),
-        free=figure("of which SIZE is free") or figure("; SIZE free"),
+        total=total,
+        free=figure("ofwhichSIZEisfree", ";SIZEfree"),
         allocated=allocated,
         unallocated=unallocated,
-        private_pools=figure("with SIZE allocated in private pools"),
-        allowed=figure("SIZE allowed"),
-        this_process=figure("this process has SIZE memory in use"),
-        processes=tuple(
-            (int(pid), _figure(number, unit))
-            for pid, number, unit in re.findall(rf"Process (\d+) has {_SIZE} memory in use", body)
-        ),
+        private_pools=figure("withSIZEallocatedinprivatepools"),
+        allowed=figure(r"(?:free|use)\.SIZEallowed"),
+        this_process=of_driver(figure("thisprocesshasSIZEmemoryinuse"), allocated),
+        processes=tuple((pid, size) for pid, size in sizes if size is not None),
+        before_expandable=total_before is not None,
     )
 
 
 def _figure(number: str, unit: str) -> MessageSize:
     """The range of a rounded number: half of its last digit to both sides; bytes are exact."""
     factor = _UNITS[unit]
-    value = float(number.rstrip("."))
-    half = 0.0 if unit == "bytes" else 0.5 / 10 ** len(number.rstrip(".").partition(".")[2])
+    value = float(number)
+    half = 0.0 if unit == "bytes" else 0.5 / 10 ** len(number.partition(".")[2])
     return MessageSize(
         low_bytes=max(math.ceil((value - half) * factor), 0),
         high_bytes=math.floor((value + half) * factor),

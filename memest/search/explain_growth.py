@@ -215,8 +215,10 @@ def _of_recording(
     recorded, *others = devices
     notes = []
     if others:
-        names = ", ".join(f"cuda:{each.device}" for each in others)
-        notes.append(f"{names} has a history, too: cuda:{recorded.device} is explained here.")
+        names = ", ".join(f"cuda:{each}" for each in sorted(each.device for each in others))
+        notes.append(
+            f"only cuda:{recorded.device} is explained, of {names} there is a history too."
+        )
     if not recorded.has_frames:
         notes.append(
             "the recording has no frames, by which passes and the code that keeps are told: leave "

@@ -23,7 +23,8 @@ from memest.profiles.stream import Stream
 from memest.replay.conf import AllocatorConf, parse_alloc_conf
 from memest.replay.replay import Replay, replay
 from memest.replay.sizes import alloc_size, round_size
-from memest.report.oom_account import Account, account_of
+from memest.report.oom_account import Account, account_of, whole_board_gib
+from memest.report.oom_elsewhere import no_message
 from memest.report.oom_message import OomMessage, read_oom_messages
 from memest.report.oom_result import Change, Match, MessageMatch, OomExplanation
 from memest.report.words import place_text
@@ -53,7 +54,7 @@ def read_log(path: str | Path) -> str:
     """
     file = Path(path).expanduser()
     try:
-        return read_small(file, _MOST_LOG)
+        return read_small(file, _MOST_LOG, utf_16=True)
     except UnicodeDecodeError:
         return file.read_bytes().decode("utf-8", errors="replace")
     except OSError as error:
@@ -88,12 +89,7 @@ def explain_oom(
     """
     messages = read_oom_messages(text)
     if not messages:
-        raise ConfigError(
-            "there is no out-of-memory message of PyTorch in this text: it has the words 'CUDA out "
-            "of memory. Tried to allocate ...'. Give the log that has them, or paste the message "
-            "after `memest explain-oom -`."
-        )
-    accounts = tuple(map(account_of, messages))
+        raise ConfigError(no_message(text))
     if model is None:
         if setup is not None or options or gpu:
             names = ", ".join([*options, *(["gpu"] if gpu else [])]) or "a setup"
@@ -101,8 +97,7 @@ def explain_oom(
                 f"{names} without a model: name what was trained, for example memest explain-oom "
                 "run.log gpt2 --batch 8."
             )
-        return OomExplanation(accounts=accounts, relation=None)
-    card = _card(accounts[0], gpu)
+        return OomExplanation(accounts=tuple(map(account_of, messages)), relation=None)
     profile = make_profile(
         model,
         setup,
@@ -110,18 +105,40 @@ def explain_oom(
         progress=progress,
         **options,
     )
+    conf = parse_alloc_conf(profile.setup_for(None).alloc_conf)
+    accounts = tuple(
+        account_of(message, expandable=conf.expandable_segments) for message in messages
+    )
+    card, note = _card(accounts[0], gpu)
     return OomExplanation(
-        accounts=accounts, relation=_MessageMatcher(accounts[0], profile, card).relation()
+        accounts=accounts, relation=_MessageMatcher(accounts[0], profile, card, note).relation()
     )
 
 
-def _card(account: Account, gpu: str | Sequence[str] | None) -> str:
-    """The card whose kernels are taken: the one named, else the nearest by its memory."""
+def _card(account: Account, gpu: str | Sequence[str] | None) -> tuple[str, str]:
+    """The card whose kernels are taken: the one named, else the nearest by its memory.
+
+    Returns:
+        its name, and what to say of the choice where the message does not make it.
+
+    Raises:
+        ConfigError: several are named.
+    """
     names = [gpu] if isinstance(gpu, str) else list(gpu or ())
+    if len(names) > 1:
+        raise ConfigError(f"--gpu names {len(names)} cards: the message is of one, name that.")
     if names:
-        return names[0]
+        return names[0], ""
+    message = account.message
     slugs = [spec.slug for spec in account.cards if spec.backend == "cuda"]
-    return slugs[0] if slugs else REFERENCE_GPU
+    card = slugs[0] if slugs else REFERENCE_GPU
+    board = None if message.total is None else whole_board_gib(message.total, message.backend)
+    if slugs and board is None:
+        return card, ""
+    return (
+        card,
+        f"the message does not tell the card: kernels of {card} are taken, --gpu names another.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +172,14 @@ class _Run:
 class _MessageMatcher:
     """Sets one message beside one command."""
 
-    def __init__(self, account: Account, profile: Profile, card: str) -> None:
+    def __init__(self, account: Account, profile: Profile, card: str, note: str) -> None:
         self._account = account
         self._message: OomMessage = account.message
         self._profile = profile
         self._card = card
         self._notes: dict[str, None] = {}
+        if note:
+            self._notes[note] = None
 
     def relation(self) -> MessageMatch:
         """The relation of the message to the prediction."""

@@ -181,7 +181,7 @@ def test_a_leak_is_found_on_whichever_device_it_is(tmp_path):
     found = memest.explain_growth(path)
 
     assert found.leaks
-    assert "cuda:1 has a history, too" in found.notes[0]
+    assert "of cuda:1 there is a history too" in found.notes[0]
 
 
 @pytest.mark.parametrize("frames", [[None], [{}], "x", 5, [{"filename": "a.py"}], []])

@@ -57,10 +57,10 @@ class CommandLine:
         self.used |= {flag.lstrip("-").replace("-", "_") for flag in flags}
 
     def find(self, flags: Sequence[str], *, takes_value: bool, many: bool) -> tuple[bool, Any]:
-        """Whether one of an argument's spellings is there, and its value."""
+        """Whether one of an argument's spellings is there, and its value: the last one counts."""
         words = self.words or ()
-        for place, word in enumerate(words):
-            flag, equals, text = word.partition("=")
+        for place in reversed(range(len(words))):
+            flag, equals, text = words[place].partition("=")
             if flag not in flags:
                 continue
             self.words_taken.add(flag.lstrip("-").replace("-", "_"))

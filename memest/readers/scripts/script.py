@@ -22,9 +22,18 @@ from memest.readers.scripts.loop_body import LOSS
 from memest.readers.scripts.mode import left_in_eval
 from memest.readers.scripts.remarks import read_remarks
 from memest.readers.scripts.source import parse_script
+from memest.readers.scripts.things import Call
 from memest.readers.scripts.trainer import read_trainer
 from memest.readers.scripts.vision import is_vision_load
-from memest.readers.values import LENGTH, Bounded, DocumentReading, Level, ReadValue, Remark
+from memest.readers.values import (
+    LENGTH,
+    PROCESSES,
+    Bounded,
+    DocumentReading,
+    Level,
+    ReadValue,
+    Remark,
+)
 from memest.readers.with_model import NO_LABELS
 
 __all__ = ["Script", "read_script"]
@@ -70,7 +79,7 @@ class Script:
             part, used = read(self.found)
             parts.append(part)
             self.line.use(used)
-        values = [value for part in parts for value in part.values]
+        values = [*(value for part in parts for value in part.values), *self._processes()]
         last = {value.option: value for value in values if value.level is not Level.DEFAULT}
         for whole, parts_of_it in _WHOLES.items():
             if whole in last:
@@ -87,7 +96,8 @@ class Script:
                 for remark in self._of_task(part.not_modelled, str(_value(last, "task")), last)
             )
             + self._of_mode(last)
-            + self._of_devices(),
+            + self._of_devices()
+            + self._uncounted(),
             samples_per_step=parts[0].samples_per_step,
         )
 
@@ -101,6 +111,26 @@ class Script:
         extras = left_in_eval(self.found, module, recomputes=recomputes)
         place = self.found.source.place
         return tuple(Remark(f"{place(each.line)} {each.what}", each.why) for each in extras)
+
+    def _starts(self) -> Iterator[tuple[Call, object]]:
+        """Calls that start processes of a function, a GPU each, with how many."""
+        for call in self.found.calls:
+            if call.name == "notebook_launcher" or call.path == "torch.multiprocessing.spawn":
+                number = call.argument(2, "num_processes", "nprocs")
+                yield call, None if number is None else number.data
+
+    def _processes(self) -> Iterator[ReadValue]:
+        for call, number in self._starts():
+            if isinstance(number, int):
+                origin = f"{self.found.source.place(call.line)} {call.name}"
+                yield ReadValue("num_gpus", number, origin, Level.COMMAND)
+
+    def _uncounted(self) -> tuple[Remark, ...]:
+        return tuple(
+            Remark(f"{self.found.source.place(call.line)} {call.name}", PROCESSES)
+            for call, number in self._starts()
+            if not isinstance(number, int)
+        )
 
     def _of_devices(self) -> tuple[Remark, ...]:
         """Several GPUs that the script shows to one process, whose trainer takes them all."""

@@ -139,6 +139,16 @@ def test_what_is_no_campaign_is_said(tmp_path, text, said):
     assert said in str(error.value)
 
 
+def test_the_list_that_a_refusal_shows_is_one(tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text("{}")
+    with pytest.raises(ConfigError) as error:
+        read_campaign(str(path))
+    path.write_text(str(error.value).partition("write ")[2].partition(", or the list")[0])
+
+    assert len(read_campaign(str(path)).cases) == 3
+
+
 def test_a_product_without_end_is_refused(tmp_path):
     path = tmp_path / "mine.json"
     many = list(range(1, 200))

@@ -1,6 +1,7 @@
 """Launch commands: what each launcher and program says, and that nothing of them is run."""
 
 import shlex
+import sys
 
 import pytest
 
@@ -163,6 +164,10 @@ def test_what_a_script_does_not_know_is_told(examples):
         ("torchrun --nproc_per_node=0 train.py", "out of range"),
         ("trl sft --config not-there.yaml", "is not there"),
         ("python train.py 'unclosed", "cannot be read"),
+        ("torchrun --nproc_per_node ${N:-4} train.py", "not a whole number"),
+        ("python prepare.py && python train.py --bf16", "Give the one that trains"),
+        ("bash -c 'python train.py; python test.py'", "python test.py"),
+        ("ssh node 'python train.py'", "names no script"),
         ("python train.py --model_name gpt2 --per_device_train_batch_size x", "x"),
     ],
 )
@@ -209,3 +214,122 @@ def test_the_pieces_of_a_command():
     named, changes, loose = read_arguments(["--a", "-1", "--b", "1", "2", "--c=x=y", "-f", "d=e"])
     assert named == {"a": -1, "b": [1, 2], "c": "x=y", "f": True}
     assert (changes, loose) == ({"d": "e"}, [])
+
+
+GPT2 = "train.py --model_name_or_path gpt2 --block_size 8"
+
+
+@pytest.mark.parametrize(
+    ("command", "gpus"),
+    [
+        ("deepspeed --include localhost:0-3 TRAIN", 4),
+        ("deepspeed --include worker-1:0,2-3@worker-2:0 TRAIN", 4),
+        ("torchrun --nproc_per_node 2 --nnodes 3:4 TRAIN", 6),
+        ("torchrun --nproc_per_node 2 -- TRAIN", 2),
+        ("deepspeed -i localhost:0,1 TRAIN", 2),
+        ("export CUDA_VISIBLE_DEVICES=0,1; torchrun --nproc_per_node gpu TRAIN", 2),
+        ("docker run --gpus all image bash -lc 'cd /x && torchrun --nproc_per_node 2 TRAIN'", 2),
+        ("sbatch --nodes 1 --wrap 'torchrun --nproc_per_node 2 TRAIN'", 2),
+        ("torchrun --nproc_per_node 2 TRAIN 2>&1 | tee train.py", 2),
+        # an environment or a package that is called as a framework is not its command
+        ("conda run -n axolotl torchrun --nproc_per_node 2 TRAIN", 2),
+        ("uv run --with trl --with peft torchrun --nproc_per_node 2 TRAIN", 2),
+    ],
+)
+def test_processes_are_counted(command, gpus):
+    run = read(command.replace("TRAIN", GPT2))
+
+    assert run.model == "gpt2"
+    assert run.options["num_gpus"] == gpus
+
+
+@pytest.mark.parametrize(
+    ("command", "who"),
+    [
+        ("horovodrun -np 4 python TRAIN", "horovodrun"),
+        ("/usr/bin/mpiexec.hydra -n 4 python TRAIN", "mpiexec"),
+        ("fabric run TRAIN --devices 2", "fabric"),
+        ("WORLD_SIZE=4 RANK=0 python TRAIN", "WORLD_SIZE"),
+        ("deepspeed --hostfile hosts --num_gpus 4 TRAIN", "--hostfile"),
+    ],
+)
+def test_processes_that_nothing_counts_are_asked_for(command, who):
+    command = command.replace("TRAIN", GPT2)
+
+    assert any(
+        who in words and "--num-gpus says it" in words for words in read(command).setup.unpriced
+    )
+    assert not any(who in words for words in read(command, num_gpus=4).setup.unpriced)
+
+
+def test_the_last_of_several_spellings_counts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(
+        "import argparse\nfrom transformers import Trainer, TrainingArguments\n"
+        "from transformers import AutoModelForCausalLM\np = argparse.ArgumentParser()\n"
+        "p.add_argument('-b', '--bs', type=int, default=1)\na = p.parse_args()\n"
+        "model = AutoModelForCausalLM.from_pretrained('gpt2')\n"
+        "args = TrainingArguments('out', per_device_train_batch_size=a.bs)\n"
+        "Trainer(model=model, args=args).train()\n"
+    )
+
+    for words in ("--bs 2 --bs 4", "--bs=2 --bs=4", "-b 2 --bs 4", "--bs 2 -b 4"):
+        assert read(f"python train.py {words}").options["batch"] == 4
+
+
+@pytest.mark.parametrize(
+    ("start", "gpus"),
+    [
+        ("import torch.multiprocessing as mp\nmp.spawn(main, args=(), nprocs=4)", 4),
+        ("N = 2\nfrom torch.multiprocessing import spawn\nspawn(main, (), N)", 2),
+        ("from accelerate import notebook_launcher\nnotebook_launcher(main, num_processes=8)", 8),
+        ("from accelerate import notebook_launcher\nnotebook_launcher(main)", None),
+        ("import torch\ntorch.multiprocessing.spawn(main, nprocs=torch.cuda.device_count())", None),
+        ("main()", 1),
+    ],
+)
+def test_processes_that_a_script_starts_are_counted(tmp_path, monkeypatch, start, gpus):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(
+        "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+        "def main(*given):\n    model = AutoModelForCausalLM.from_pretrained('gpt2')\n"
+        f"    Trainer(model=model, args=TrainingArguments('out')).train()\n{start}\n"
+    )
+    run = read("python train.py", seq_len=8)
+
+    assert run.options.get("num_gpus") == gpus
+    asked = any("as many processes" in words for words in run.setup.unpriced)
+    assert asked is (gpus is None)
+    assert not read("python train.py", seq_len=8, num_gpus=2).setup.unpriced
+
+
+def test_trl_knows_configurations_of_accelerate_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "site" / "trl" / "accelerate_configs"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").write_text("open('mark', 'w')\n")
+    (folder / "zero2.yaml").write_text(
+        "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2}\nnum_processes: 8\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.delitem(sys.modules, "trl", raising=False)
+    run = read("trl sft --model_name_or_path gpt2 --accelerate_config zero2")
+
+    assert (run.options["zero"], run.options["num_gpus"]) == (2, 8)
+    assert not (tmp_path / "mark").exists()
+
+
+def test_llama_factory_takes_the_gpus_of_the_machine(examples):
+    command = "llamafactory-cli train llama_factory_full.yaml"
+    assert any("--num-gpus says it" in each for each in read(command).setup.unpriced)
+    alone = read(f"CUDA_VISIBLE_DEVICES=0 {command}")
+    assert alone.options["num_gpus"] == 1
+    assert not any("--num-gpus says it" in each for each in alone.setup.unpriced)
+
+
+def test_what_accelerate_takes_from_the_environment_is_named(examples):
+    run = read(f"ACCELERATE_USE_FSDP=true FSDP_VERSION=2 torchrun --nproc_per_node 4 {GPT2}")
+
+    assert ["ACCELERATE_USE_FSDP" in run.setup.unpriced[0], len(run.setup.unpriced)] == [True, 2]
+    run = read(f"export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; python {GPT2}")
+    assert run.options["alloc_conf"] == "expandable_segments:True"

@@ -44,6 +44,8 @@ def laughs(levels, width=9):
         ("date.yaml", "a: 2001-99-99\n", "YAML"),
         ("nul.yaml", "a: \x00\n", "YAML"),
         ("name.txt", "a: 1\n", "says no format"),
+        ("pod.yaml", "apiVersion: batch/v1\nkind: Job\n", "the command that it starts"),
+        ("compose.yaml", "services: {train: {image: x}}\n", "the command that it starts"),
         ("wrong.py", "def f(:\n", "not Python"),
         ("deep.py", "x = " + "(" * 5000 + ")" * 5000, "not Python"),
     ],

@@ -164,6 +164,12 @@ def test_what_bash_knows_better_is_refused(tmp_path, text):
         run_of(tmp_path, text)
 
 
+def test_what_a_script_computes_is_no_variable_to_set(tmp_path):
+    text = 'IFS=, read -ra A <<< "0,1"\ntorchrun --nproc_per_node=${#A[@]} train.py\n'
+    with pytest.raises(memest.ConfigError, match="Write the launch command out"):
+        run_of(tmp_path, text)
+
+
 def test_processes_of_srun_are_asked_for(tmp_path):
     run = run_of(tmp_path, "srun python train.py --model_name_or_path gpt2 --block_size 8\n")
     assert any("as many processes" in each for each in run.setup.unpriced)

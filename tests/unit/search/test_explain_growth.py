@@ -205,11 +205,23 @@ def test_logs_are_read(name, tmp_path):
     assert [point.allocated_bytes for point in read_memory_log(path).points] == sizes
 
 
+OF_OTHERS = (
+    "memory.total [MiB]", "memory.reserved [MiB]", "memest/predicted_device_bytes", "system.cpu",
+    "system.cpu.powerWatts", "system.gpu.0.correctedMemoryErrors", "system.gpu.0.gpu",
+    "system.gpu.0.memory", "system.gpu.0.memoryAllocated", "system.gpu.0.temp", "system.memory",
+    "system.proc.cpu.threads", "system.proc.memory.availableMB", "system.proc.memory.percent",
+)  # fmt: skip
+"""Columns that nvidia-smi and W&B write besides."""
+
+
 @pytest.mark.parametrize(
     ("column", "quantity"),
     [
         ("memory.used [MiB]", Quantity.DEVICE),
+        ("used_gpu_memory [MiB]", Quantity.DEVICE),
         ("system/gpu.0.memoryAllocatedBytes", Quantity.DEVICE),
+        ("system.proc.memory.rssMB", Quantity.HOST),
+        ("cpu_memory_mib", Quantity.HOST),
         ("memest/measured_allocated_bytes", Quantity.PEAK_ALLOCATED),
         ("max_memory_allocated_mib", Quantity.PEAK_ALLOCATED),
         ("memory_reserved_gib", Quantity.RESERVED),
@@ -219,7 +231,7 @@ def test_logs_are_read(name, tmp_path):
 )
 def test_a_column_is_known_by_its_name(column, quantity, tmp_path):
     path = tmp_path / "log.csv"
-    path.write_text(f"step,{column},memory.total [MiB],memest/predicted_device_bytes\n1,7,9,9\n")
+    path.write_text(f"step,{','.join(OF_OTHERS)},{column}\n1{',9' * len(OF_OTHERS)},7\n")
 
     assert set(read_memory_log(path).columns) == {quantity}
 
@@ -232,10 +244,12 @@ def test_a_column_is_known_by_its_name(column, quantity, tmp_path):
         ("step,allocated_mib\n1,much\n", r"allocated_mib is 'much'"),
         ("step,allocated_mib\nfirst,5\n", r"step is 'first'"),
         ('{"step": 1}\n{"step": 2\n', r"line 2 is no JSON"),
-        ("", r"is empty"),
+        ("", r"has no rows with names: name them as in step"),
+        ("2026/11/28 10:00:00.000, 5 MiB\n", r"nvidia-smi --query-gpu=timestamp,index"),
+        ("step,rss\n1,12000000\n2,13000000\n", r"call it rss_mib, _kib or _bytes"),
         ("step,allocated_mib\n1,-5\n", r"allocated_mib is '-5'"),
         ("step,allocated\n1,5 MiB\n2,6\n", r"call it allocated_mib"),
-        ('{"log_history": null}', r"is empty"),
+        ('{"log_history": null}', r"has no rows with names"),
         ("[" * 100_000, r"nested too deep"),
         ('[{"allocated_bytes": ' + "9" * 5000 + "}]", r"no JSON"),
     ],
@@ -253,6 +267,48 @@ def test_columns_that_are_not_read_are_named(tmp_path):
     path.write_text("step,gpu0_allocated_mib,gpu1_allocated_mib\n1,7,9\n")
 
     assert "gpu1_allocated_mib was not read" in memest.explain_growth(path).notes[0]
+
+
+@pytest.mark.parametrize("cards", [1, 2, 8])
+def test_cards_that_nvidia_smi_writes_by_turns_are_not_one(cards, tmp_path):
+    path = tmp_path / "smi.csv"
+    rows = [
+        f"2026/11/28 10:{n // 60:02}:{n % 60:02}.1{card:02}, {card}, {1000 + n * card} MiB\n"
+        for n in range(70)
+        for card in range(cards)
+    ]
+    path.write_text("timestamp, index, memory.used [MiB]\n" + "".join(rows))
+    assert len(read_memory_log(path).points) == 70
+
+    path.write_text(path.read_text().replace("index", "which"))
+    if cards == 1:
+        assert len(read_memory_log(path).points) == 70
+    else:
+        with pytest.raises(ConfigError, match=f"rows come {cards} at a time"):
+            read_memory_log(path)
+
+
+def test_a_pause_of_nvidia_smi_is_no_reading_of_several_cards(tmp_path):
+    path = tmp_path / "smi.csv"
+    seconds = [n + 20 * (n > 4) for n in range(12)]
+    rows = [f"2026/11/28 10:00:{second:02}.100, {second} MiB\n" for second in seconds]
+    path.write_text("timestamp, memory.used [MiB]\n" + "".join(rows))
+
+    assert len(read_memory_log(path).points) == 12
+
+
+def test_a_log_that_powershell_wrote_is_read(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("step,allocated_mib\n1,5\n", encoding="utf-16")
+
+    assert read_memory_log(path).points[0].allocated_bytes == 5 * MIB
+
+
+def test_steps_with_several_rows_are_said_to_have_them(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("step,allocated_mib\n" + "".join(f"{n},9\n{n},{n}\n" for n in range(1, 20)))
+
+    assert "every step has several rows" in memest.explain_growth(path).notes[0]
 
 
 def test_no_file_no_snapshot_and_options_alone(tmp_path):

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memest.report.oom_account import account_of, cards_of_size
+from memest.report.oom_elsewhere import no_message
 from memest.report.oom_message import MessageSize, read_oom_messages
 from memest.units import GIB, KIB, MIB
 
@@ -92,6 +93,19 @@ def test_ranks_of_one_log_are_told_apart_and_repetitions_counted():
     assert holds(messages[2].tried, 2 * MIB)
 
 
+@pytest.mark.parametrize(
+    ("before", "rank"),
+    [
+        ("[rank3]: ", 3), ("[default0]:[rank8]: ", 8), ("[default2]:", 2), ("[rank: 1] ", 1),
+        ("(VllmWorker rank=1 pid=2445156) ERROR 05-10 16:00:15 [executor.py:470] ", 1),
+        ("[1,5]<stderr>:", 5), ("[rank0]: step 3 [rank1]: ", 1), ("local_rank=3 ", None),
+        ("[rank0]: Traceback\n", None),
+    ],
+)  # fmt: skip
+def test_the_rank_is_the_one_named_right_before(before, rank):
+    assert read_oom_messages(before + TORCH_2_6)[0].rank == rank
+
+
 def test_a_message_wrapped_over_lines_is_read():
     wrapped = TORCH_2_6.replace(". ", ".\n[rank0]: ")
     (message,) = read_oom_messages(f"[rank0]: {wrapped}")
@@ -117,7 +131,7 @@ def test_a_figure_holds_the_number_that_was_rounded(size):
 
 
 def test_fragmentation_is_blamed_only_where_it_can_be():
-    enough = TORCH_2_6.replace("4.22 GiB", "500.00 MiB")
+    enough = TORCH_2_6.replace("4.22 GiB", "500.00 MiB").replace("3.71 GiB", "371.00 MiB")
     both = TORCH_2_6.replace("4.22 GiB", "4.40 GiB")
     neither = TORCH_2_6.replace("4.22 GiB", "8.00 GiB")
     accounts = [account_of(read_oom_messages(text)[0]) for text in (enough, both, neither)]
@@ -151,6 +165,17 @@ def test_the_card_is_known_by_its_size(gib, backend, slug):
     assert any(name.startswith(slug) for name in names) if slug else not names
 
 
+@pytest.mark.parametrize(("gib", "board"), [("8.00", 8), ("23.99", 24), ("7.93", None)])
+def test_a_whole_board_is_what_windows_counts(gib, board):
+    account = account_of(read_oom_messages(TORCH_1_12.replace("15.78 GiB", f"{gib} GiB"))[0])
+
+    assert any("which Windows counts" in words for words in account.sentences) is bool(board)
+    assert account.cards
+    if board:
+        assert {spec.memory_marketing_gb for spec in account.cards} == {board}
+        assert account.cards[0].has_bf16
+
+
 @pytest.mark.parametrize(
     "figure", ["15.78.00 GiB", ".. GiB", "9" * 400 + " GiB", ". MiB", "1.2.3.4 GiB", "GiB"]
 )
@@ -162,6 +187,108 @@ def test_a_garbled_figure_is_no_figure(figure):
     for message in read_oom_messages(text):
         assert message.total is None
         assert message.free is None
+
+
+def sentences_of(text, **known):
+    return " ".join(account_of(read_oom_messages(text)[0], **known).sentences)
+
+
+def test_a_driver_that_had_enough_is_not_explained_by_fragmentation():
+    text = sentences_of(TORCH_2_6.replace("4.22 GiB", "500.00 MiB"))
+    assert "it was the driver that refused" in text
+    assert "expandable_segments" not in text
+    # the last pages of a full card are no such case
+    last = TORCH_1_3.replace("1.19 GiB", "1.12 MiB").replace("1.14 GiB", "3.56 MiB")
+    assert "fragmentation" in sentences_of(last)
+
+
+def test_expandable_segments_are_advised_where_torch_and_the_run_can_take_them():
+    holes = TORCH_1_12.replace("14.20 GiB", "10.20 GiB")
+    assert "Torch 2.1 or newer, with PYTORCH_CUDA_ALLOC_CONF" in sentences_of(holes)
+    full = TORCH_2_6.replace("3.71 GiB", "71.00 MiB").replace("4.22 GiB", "500.00 MiB")
+    assert "Torch 2.1" not in sentences_of(full)
+    assert "look whether the run had them" in sentences_of(full, expandable=True)
+    assert "PYTORCH" not in sentences_of(full.replace("CUDA out", "XPU out"))
+    for elsewhere in (full.replace("CUDA out", "HIP out"), full.replace("15.69 GiB", "15.99 GiB")):
+        assert "where torch has it" in sentences_of(elsewhere)
+
+
+@pytest.mark.parametrize("said", ["0 bytes", "17179869184.00 GiB"])
+@pytest.mark.parametrize("whose", ["Including non-PyTorch memory, this process", "Process 7"])
+def test_a_figure_that_the_driver_has_not_is_none(said, whose):
+    unknown = TORCH_2_6.replace("11.14 GiB", said)
+    account = account_of(
+        read_oom_messages(unknown.replace("Including non-PyTorch memory, this process", whose))[0]
+    )
+    assert account.message.this_process is None
+    assert [share.name for share in account.shares][2] == "context, kernels, other processes"
+    assert account.others is None
+
+
+def test_more_than_a_context_outside_the_allocator_is_told():
+    engine = TORCH_2_1.replace("14.06 GiB", "4.06 GiB")
+    assert "lay outside PyTorch's allocator" in sentences_of(engine)
+    assert "lay outside" not in sentences_of(TORCH_2_1)
+
+
+def test_more_than_the_card_has_is_of_the_host():
+    lent = TORCH_1_12.replace("14.56 GiB", "19.15 GiB")
+    assert "lent it memory of the host" in sentences_of(lent)
+
+
+@pytest.mark.parametrize("width", range(60, 100))
+def test_a_message_that_a_terminal_broke_anywhere_is_read_whole(width):
+    broken = "\n".join(
+        TORCH_2_1[at : at + width]
+        for at in range(TORCH_2_1.index("CUDA out"), len(TORCH_2_1), width)
+    )
+    (message,) = read_oom_messages(broken)
+
+    assert message == read_oom_messages(TORCH_2_1)[0]
+
+
+@pytest.mark.parametrize("escape", ["\x1b", r"\u001b"])
+def test_colours_are_no_part_of_a_message(escape):
+    red, plain = f"{escape}[1;36m", f"{escape}[0m"
+    coloured = TORCH_1_12.replace("20.00", f"{red}20.00{plain}").replace("(GPU 1", f"({red}GPU 1")
+
+    assert read_oom_messages(coloured) == read_oom_messages(TORCH_1_12)
+
+
+def test_what_a_log_goes_on_with_is_no_figure_of_the_message():
+    # torch 2.2 to 2.4 wrote the index as a character
+    unnumbered = TORCH_2_6.replace("GPU 0 has", "GPU \0 has").partition("Of the allocated")[0]
+    (message,) = read_oom_messages(f"{unnumbered}\nGPU 7 has 3.00 GiB allowed, 2.00 GiB cached")
+
+    assert message.device is None
+    assert message.allowed is None
+    assert message.unallocated is None
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("RuntimeError: CUDA error: out of memory", "the card was full"),
+        ("NCCL WARN Cuda failure 'out of memory'", "the card was full"),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "was full"),
+        ("RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "the card was full"),
+        ("slurmstepd: error: Detected 1 oom-kill event(s) in StepId=191.batch", "--host-memory"),
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes", "it was the"),
+        ("DataLoader worker (pid 12847) is killed by signal: Killed.", "most often"),
+        ("MPS backend out of memory (MPS allocated: 7.23 GB, max allowed: 9.07 GB)", "Apple"),
+        ("CUDA out of memory. Tried to allocate more than 1EB memory.", "a size that cannot be"),
+        ("OutOfMemoryError: Allocation on device 0 would exceed allowed memory.", "MallocAsync"),
+    ],
+)
+def test_memory_that_ran_out_elsewhere_is_told_apart(line, words):
+    assert read_oom_messages(line) == ()
+    sentence = no_message(f"epoch 3\n{line}\nand more")
+    assert line[:20] in sentence
+    assert words in sentence
+
+
+def test_a_text_of_something_else_is_told_what_is_looked_for():
+    assert "there is no out-of-memory message of PyTorch" in no_message("epoch 3, loss 1.2")
 
 
 def test_a_difference_that_may_be_nothing_is_told_as_a_bound():

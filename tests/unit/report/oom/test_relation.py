@@ -101,8 +101,27 @@ def test_a_message_without_figures_is_unclear():
 def test_options_without_a_model_and_texts_without_a_message_are_refused():
     with pytest.raises(ConfigError, match="without a model"):
         memest.explain_oom("CUDA out of memory. Tried to allocate 2.00 MiB", batch=8)
-    with pytest.raises(ConfigError, match="no out-of-memory message"):
+    with pytest.raises(ConfigError, match="no message of PyTorch's GPU allocator"):
         memest.explain_oom("Killed")
+
+
+def test_of_several_cards_the_one_of_the_message_is_asked_for():
+    with pytest.raises(ConfigError, match="names 2 cards"):
+        memest.explain_oom(
+            "CUDA out of memory. Tried to allocate 2.00 MiB", MODEL, gpu=["t4", "l4"]
+        )
+
+
+@pytest.mark.parametrize(
+    ("total", "backend", "known"),
+    [("14.56 GiB", "CUDA", True), ("8.00 GiB", "CUDA", False), ("23.98 GiB", "HIP", False)],
+)
+def test_a_card_that_the_message_does_not_tell_is_said(total, backend, known):
+    text = f"{backend} out of memory. Tried to allocate 2.00 MiB (GPU 0; {total} total capacity; "
+    text += "1.00 GiB already allocated; 8.00 MiB free; 1.01 GiB reserved in total by PyTorch)"
+    relation = memest.explain_oom(text, MODEL, **OPTIONS).relation
+
+    assert any("does not tell the card" in note for note in relation.notes) is not known
 
 
 def _run(*words, stdin=None):
@@ -131,6 +150,15 @@ def test_the_command_takes_a_log_a_pipe_or_the_message(tmp_path):
     alone = json.loads(_run(text, "--json").stdout)
     assert alone["run"] is None
     assert alone["messages"] == document["messages"]
+
+
+def test_a_log_is_read_whatever_it_is_called_and_however_powershell_wrote_it(tmp_path):
+    log = tmp_path / "out of memory.log"
+    log.write_text("CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0", encoding="utf-16")
+    done = _run(str(log))
+
+    assert done.returncode == 0, done.stderr
+    assert "2 MiB asked of the driver" in done.stdout
 
 
 @pytest.mark.slow("words0-None-cannot read the log missing.log")
