@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +21,7 @@ from memest.errors import ConfigError
 from memest.readers.reading import names_config, read_config
 from memest.readers.run_config import RunConfig, settle
 from memest.readers.values import Level
+from memest.readers.with_model import without_varied
 
 __all__ = ["read_question", "with_options"]
 
@@ -193,6 +195,10 @@ def read_question(
     if run.model is not None and run.sources:
         run = run.fitted()
         model_names = [str(run.model), *model_names[1:]]  # with what a configuration changes of it
+    varied = tuple(_options_of(axes))
+    varied_flags = [flag for option in varied for flag in option.flags]
+    parts = without_varied(varied_flags, run.values, run.not_modelled, run.setup)
+    run = replace(run, values=parts[0], not_modelled=parts[1], setup=parts[2])
     run_options = run.options if files or launch is not None else flags
     defaults = {each.option for each in run.values if each.level is Level.DEFAULT}
     run_options = {
@@ -200,21 +206,22 @@ def read_question(
         for name, value in run_options.items()
         if name not in left_open or name not in defaults
     }
-    for axis in axes:
-        name = axis.partition("=")[0].lstrip("-").replace("-", "_")
-        try:
-            field = find_option(name).field
-        except ConfigError:
-            continue
-        is_precision = field == "precision"
+    for option in varied:
+        is_precision = option.field == "precision"
         run_options = {
             key: value
             for key, value in run_options.items()
-            if key in flags
-            or not (key == find_option(name).name or (is_precision and key == field))
+            if key in flags or not (key == option.name or (is_precision and key == option.field))
         }
     references = tuple(model_names) or tuple(filter(None, (run.model,)))
     return CommandQuestion(models=references, options={**place, **run_options}, run=run)
+
+
+def _options_of(axes: Sequence[str]) -> Iterator[Option]:
+    """The options that axes name; what is none is refused by who varies it."""
+    for axis in axes:
+        with suppress(ConfigError):
+            yield find_option(axis.partition("=")[0].lstrip("-").replace("-", "_"))
 
 
 def _switched_off(off: Sequence[str], flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from memest.catalog.resolve import ModelSource
     from memest.config.setup import Setup
 
-__all__ = ["NO_LABELS", "fitted", "length_remarks"]
+__all__ = ["NO_LABELS", "fitted", "length_remarks", "without_varied"]
 
 _Parts = tuple[tuple[ReadValue, ...], tuple[Remark, ...], "Setup"]
 """Of a run that was read: its values, what is not modelled, and the setup that they make."""
@@ -101,6 +101,35 @@ def _with_length(
 ) -> _Parts:
     """The same, what is open of its length said of this model."""
     kept = tuple(length_remarks(not_modelled, source, setup))
+    return _with_remarks(kept, values, not_modelled, setup)
+
+
+def without_varied(
+    flags: Iterable[str],
+    values: tuple[ReadValue, ...],
+    not_modelled: tuple[Remark, ...],
+    setup: Setup,
+) -> _Parts:
+    """The same, without what is open only until a command names it.
+
+    Args:
+        flags: of the options that the command sets itself, point by point.
+        values: of the run.
+        not_modelled: what of the run is not modelled.
+        setup: that the values make.
+    """
+    said = tuple(f"{flag} says it" for flag in flags)
+    kept = tuple(remark for remark in not_modelled if not remark.why.endswith(said))
+    return _with_remarks(kept, values, not_modelled, setup)
+
+
+def _with_remarks(
+    kept: tuple[Remark, ...],
+    values: tuple[ReadValue, ...],
+    not_modelled: tuple[Remark, ...],
+    setup: Setup,
+) -> _Parts:
+    """The same with other remarks, in the options that leave a verdict open too."""
     before, after = ([str(each) for each in remarks] for remarks in (not_modelled, kept))
     dropped = {*before} - {*after}
     added = tuple(each for each in after if each not in before)

@@ -8,6 +8,7 @@ import pytest
 import memest
 from memest.cli.argv import with_launch
 from memest.cli.main import run
+from memest.cli.parameters import read_question
 from memest.config.options import setup_from_options
 from support.paths import RUN_CONFIGURATIONS
 
@@ -316,3 +317,16 @@ def test_the_same_question_can_be_asked(monkeypatch, capsys, name):
     _, options, _, more = asked[0]
     setup = more["run"].setup if more.get("run") else setup_from_options(**options)
     assert setup == read.setup
+
+
+def test_what_a_command_varies_is_no_longer_open(place):
+    """An axis names it, point by point: neither a note nor an open verdict is left of it."""
+    (place / "args.yaml").write_text(f"{ARGS}fsdp: full_shard\n", encoding="utf-8")
+    typed = {"fsdp": "full_shard", "bf16": True}
+    for models, options in ((["gpt2"], typed), (["args.yaml"], {})):
+        asked = read_question(models, options)
+        assert any("number of GPUs" in note for note in asked.run.notes)
+        swept = read_question(models, options, axes=["num-gpus=2,4,8"])
+        assert not any("number of GPUs" in note for note in swept.run.notes)
+        words = str(swept.options.get("unpriced")), str(swept.options.get("overpriced"))
+        assert not any("number of GPUs" in each for each in words)

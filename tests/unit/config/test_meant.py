@@ -25,3 +25,11 @@ def test_names_are_known_however_they_are_written(typed):
 
 def test_others_say_nothing():
     assert what_says("--bacth-size") == ""
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [("--use-vllm", "--engine vllm"), ("--num-generations", "--batch N, which counts completions")],
+)
+def test_words_of_trainers_that_write_completions(typed, said):
+    assert what_says(typed).startswith(said)
