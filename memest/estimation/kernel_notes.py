@@ -15,17 +15,24 @@ from memest.config.setup import Dtype, Precision, Setup
 from memest.estimation.assumption import Usual
 from memest.estimation.gpu_target import TargetGpu
 from memest.estimation.run import Run
+from memest.events import Weight
 from memest.sharding.fsdp_units import stored_dtype
 from memest.workspaces.attention_choice import refusals
 from memest.workspaces.flops import Arithmetic, arithmetic, counts_flops
 from memest.workspaces.gpu_limits import computes_in_bf16
 
-__all__ = ["about_run", "bf16_notes"]
+__all__ = ["Emulated", "about_run", "bf16_notes", "trained_dtype"]
 
 _ATTENTION = "attention: "
 _WEIGHTS = " weights"
 _SLOWEST = "math"
 """The kernel that keeps all scores."""
+
+
+class Emulated(str):
+    """A note on arithmetic that a GPU does not have: searches among runs tell it too."""
+
+    __slots__ = ()
 
 
 def about_run(about: Iterable[str], run: Run) -> Iterator[str]:
@@ -64,6 +71,13 @@ def _kernel_words(kernel: tuple[str, Iterable[str]]) -> str:
     return f"{name} kernel" + (f" ({listed})" if listed else "")
 
 
+def trained_dtype(weight: Weight, setup: Setup) -> str:
+    """The dtype in which an optimizer updates a weight."""
+    if setup.computes_in_half and setup.distributed.strategy is Strategy.ZERO:
+        return Dtype.FLOAT32.value
+    return stored_dtype(weight, setup)
+
+
 def _held_weights(run: Run) -> str:
     """What FSDP or DeepSpeed hold of the weights, where they compute in half precision."""
     setup = run.setup
@@ -98,7 +112,7 @@ def bf16_notes(run: Run, gpu: TargetGpu) -> list[str]:
     lost = _lost_kernels(run)
     if lost:
         text += f"; {lost}"
-    return [f"{text}. Use {_instead(run.setup)}."]
+    return [Emulated(f"{text}. Use {_instead(run.setup)}.")]
 
 
 def _multiplies_bf16(run: Run) -> bool:

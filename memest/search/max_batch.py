@@ -381,6 +381,8 @@ class _SizeSearch:
         )
         if exact_batch is not None:
             yield exact_batch
+        if self.request.method.generates:
+            return  # num_generations divides what is asked for, and not what is above it
         step_counts = range(-(-samples // largest_size), samples + 1) if largest_size else range(0)
         rounded_batch = self._first_fitting(
             target, ((-(-samples // k), k) for k in step_counts[:_ATTEMPTS]), surely=fits > 0

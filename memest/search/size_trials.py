@@ -8,6 +8,7 @@ from typing import Any
 
 from memest.config.setup import Setup
 from memest.estimation.gpu_target import TargetGpu
+from memest.estimation.kernel_notes import bf16_notes
 from memest.estimation.notes import paged_notes, run_notes
 from memest.estimation.peaks import peaks_of
 from memest.estimation.profiler import Profiler
@@ -131,7 +132,8 @@ class SizeTrials:
         if run.setup.overpriced:
             overpriced = "; ".join(run.setup.overpriced)
             words.append(f"the run may take less than is priced, so more may fit: {overpriced}")
-        return [*words, *run_notes(run), *peaks.notes, *paged_notes(self._target, peaks)]
+        words += [*run_notes(run), *bf16_notes(run, self._target), *peaks.notes]
+        return [*words, *paged_notes(self._target, peaks)]
 
     def curve(
         self, tried_sizes: Iterable[int], largest: int, safe: int, highest: int

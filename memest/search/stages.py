@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memest.catalog.gpu_counts import split_gpu_count
 from memest.config.life import refuse_host_memory
 from memest.config.options import argument
 from memest.config.parallelism import Distributed
-from memest.config.setup import Setup
+from memest.config.setup import Dtype, Setup
 from memest.errors import ConfigError, MemestError, MissingDependencyError
 from memest.estimation.gpu_target import Place
+from memest.estimation.kernel_notes import trained_dtype
 from memest.estimation.notes import notes_of_each
 from memest.estimation.run import Run
 from memest.report.stages_result import OfficialRow, StageRow, StageTable
@@ -107,7 +108,7 @@ def stages(
     node_size = gpus_per_node or distributed.num_gpus
     probe = Probe(base, place)
     rows: list[StageRow] = []
-    run: Run | None = None
+    runs: dict[str, Run] = {}
     refusal: MemestError | None = None
     for name, changes in _variants(distributed, node_size):
         extra_options = {} if changes == _ALONE else dict(multi_gpu_options)
@@ -127,17 +128,18 @@ def stages(
                 )
             )
             continue
-        run = run or stage_run
+        runs[name] = stage_run
         stream = stage_run.short_stream
         host = stream.host_bytes if isinstance(stream, RankStream) else 0
         rows.append(
             StageRow(name=name, options=tuple(changes.items()), estimate=estimate, host_bytes=host)
         )
-    if run is None:
+    if not runs:
         assert refusal is not None
         raise refusal
-    num_parameters, largest = _counts(run)
-    notes = notes_of_each({row.name: row.estimate.notes for row in rows if row.estimate})
+    num_parameters, largest = _counts(next(iter(runs.values())))
+    notes = _unlike(runs)
+    notes += notes_of_each({row.name: row.estimate.notes for row in rows if row.estimate})
     return StageTable(
         model=_id(rows),
         num_gpus=distributed.num_gpus,
@@ -188,6 +190,28 @@ def _variants(distributed: Distributed, node_size: int) -> Iterator[tuple[str, d
         yield "FSDP2 hybrid", {"fsdp": "full_shard", "fsdp_shard_size": node_size}
     yield "FSDP1 full", {"fsdp": "full_shard", "fsdp_version": 1}
     yield "FSDP2 full, off", {"fsdp": "full_shard", "fsdp_offload": True}
+
+
+def _unlike(runs: Mapping[str, Run]) -> list[str]:
+    """What rows differ by besides sharing: whether what trains is held in float32."""
+    as_loaded, in_full = [], []
+    for name, run in runs.items():
+        dtypes = {trained_dtype(weight, run.setup) for weight in run.weights if weight.trains}
+        if not dtypes & {Dtype.FLOAT32.value}:
+            as_loaded.append(name)
+        elif run.setup.computes_in_half:
+            in_full.append(name)
+    if not (as_loaded and in_full):
+        return []
+    others = "; ".join(in_full)
+    if len(as_loaded) + len(in_full) == len(runs):
+        others = "all others"
+    text = (
+        f"{'; '.join(as_loaded)}: weights and optimizer states stay in half precision, as the "
+        f"model is loaded. {others}: both are in float32, as DeepSpeed and accelerate hold what "
+        "trains under mixed precision, which may take more than sharing saves. "
+    )
+    return [f"{text}--dtype float32 compares the same training."]
 
 
 def _id(rows: list[StageRow]) -> str:

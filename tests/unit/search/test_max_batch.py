@@ -10,6 +10,7 @@ from memest.errors import ConfigError
 from memest.report.max_batch_result import CurveEnd, SizeAxis
 from memest.report.result import Verdict
 from memest.units import MIB, parse_size
+from support.small_llama import LLAMA
 
 TINY = "prajjwal1/bert-tiny"
 CARD = {"gpu": "t4", "gpu_memory": "1200MiB"}
@@ -322,3 +323,18 @@ def test_a_plan_is_of_all_gpus():
     for plan in advice.plans:
         assert plan.batch * plan.grad_accum * 2 == plan.effective_batch == 4096
     assert "2 GPUs" in str(advice)
+
+
+def test_emulated_bf16_is_said():
+    answer = memest.max_batch(TINY, gpu="t4", gpu_memory="1200MiB", seq_len=64, bf16=True)
+    assert [note for note in answer.notes if note.startswith("bf16 is emulated on Tesla T4")]
+
+
+@pytest.mark.slow
+def test_completions_are_as_many_as_were_asked_for(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    card = {"gpu_memory": "550MiB", "device_context": "300MiB"}
+    options = {"method": "grpo", "engine": "server", "seq_len": 128, "effective_batch": 7}
+    answer = memest.max_batch(str(tmp_path), **options, **card).answers[0]
+    assert 2 <= answer.safe < 7
+    assert [(way.micro_batch, way.num_micro_steps) for way in answer.effective] == [(1, 7)]

@@ -145,6 +145,13 @@ def test_rows_that_need_torch_are_refused_and_the_others_shown():
     assert {"DDP", "ZeRO-2", "ZeRO-3", "FSDP2 full"} <= answered
     (refused,) = {row.refused for row in table.rows if row.estimate is None}
     assert "pip install 'memest-gpu[torch]'" in refused
+    # what is loaded in half precision is trained in float32 by some of them alone
+    assert table.notes[0].startswith("one GPU; DDP: weights and optimizer states stay in half")
+    full = memest.stages(
+        "Qwen/Qwen2.5-0.5B", num_gpus=2, bf16=True, checkpointing="full", seq_len=512,
+        dtype="float32",
+    )  # fmt: skip
+    assert not any("half precision, as" in note for note in full.notes)
 
 
 @pytest.mark.usefixtures("without_torch")
