@@ -120,7 +120,7 @@ def _estimate(defs: Definitions) -> Schema:
     """What ``Estimate.to_dict`` writes; the largest batch is there where a GPU is named."""
     return defs.of(
         Estimate,
-        without=("traced", "left_open", "usual"),
+        without=("traced", "left_open", "usual", "logits_bytes"),
         more={"schema_version": _VERSION,
               "verdict_reason": said(TEXT, "Why, where it is neither; empty otherwise.")},
         optional=("ranks", "life", "max_batch", "safe_batch"),

@@ -18,10 +18,14 @@ __all__ = [
     "alive_at_peak",
     "breakdown",
     "layers",
+    "logits_bytes",
     "moment",
     "moment_at",
     "timeline",
 ]
+
+_LOSS = "aten._log_softmax"
+"""The operator of cross entropies that have all logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,27 @@ def breakdown(stream: Stream, replay: Replay, alive: Alive) -> tuple[Row, ...]:
     rows = tuple(Row(category=c, bytes=requested[c]) for c in CATEGORY_ORDER if requested[c])
     assert sum(r.bytes for r in rows) == replay.peak_allocated_bytes
     return rows
+
+
+def logits_bytes(stream: Stream, alive: Alive) -> int:
+    """Logits, their copies and their gradients: what is as large as log-probabilities, or half."""
+    labels = {index for index, name in enumerate(stream.label_names) if _LOSS in name}
+    if not labels:
+        return 0
+    results = [CATEGORY_ORDER.index(c) for c in (Category.ACTIVATIONS, Category.TEMPORARIES)]
+    whole = {
+        size
+        for size, label, category in zip(
+            stream.sizes, stream.labels, stream.categories, strict=True
+        )
+        if label in labels and category in results
+    }
+    sizes = whole | {size // 2 for size in whole}
+    return sum(
+        stream.sizes[number]
+        for number in alive.numbers
+        if stream.sizes[number] in sizes and stream.categories[number] in results
+    )
 
 
 def layers(stream: Stream, alive: Alive) -> tuple[Layer, ...]:

@@ -13,7 +13,14 @@ from memest.config.options import argument, merge_options
 from memest.config.setup import Setup
 from memest.errors import MissingDependencyError, UnfitGpuError
 from memest.estimation.assumption import Usual
-from memest.estimation.breakdown import alive_at_peak, breakdown, layers, moment, timeline
+from memest.estimation.breakdown import (
+    alive_at_peak,
+    breakdown,
+    layers,
+    logits_bytes,
+    moment,
+    timeline,
+)
 from memest.estimation.gpu_target import Place, TargetGpu, common_target_gpus, target_gpus
 from memest.estimation.kernel_notes import about_run
 from memest.estimation.left_open import Alternatives, left_open
@@ -253,6 +260,7 @@ def answer(
             *(each.spec.match_note for each in named_gpus[1:] if each.spec.match_note),
         ),
         assumptions=assumptions,
+        logits_bytes=logits_bytes(stream, alive),
         life=_life(profiler, run, replays, peaks),
         usual=tuple(text for text in assumptions if isinstance(text, Usual)),
     )

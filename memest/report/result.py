@@ -303,6 +303,10 @@ class OpenChoice:
     change_bytes: int
 
 
+_MANY_LOGITS = 0.25
+"""Share of the allocated peak."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate(Answer):
     """The answer. Frozen, printable, and the same bytes for the same question."""
@@ -336,8 +340,16 @@ class Estimate(Answer):
     """What changes most first; those alone whose steps are known without a trace."""
     usual: tuple[str, ...] = ()
     """Assumptions that are the same for most runs: the report tells them on request."""
+    logits_bytes: int = 0
+    """Logits, their copies and their gradients, of what is alive at the allocated peak; 0 where no
+    vocabulary is known."""
     life: RunLife | None = None
     """Host memory, and the GPU while saving and resuming; None where nobody asked."""
+
+    @property
+    def has_many_logits(self) -> bool:
+        """Whether logits are so much of the allocated peak that a loss without them may help."""
+        return self.logits_bytes >= _MANY_LOGITS * self.peak.allocated_bytes > 0
 
     @property
     def named_gpus(self) -> tuple[GpuFit, ...]:

@@ -9,6 +9,8 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from memest.config.compilation import fused_loss_words
+from memest.config.kinds import Strategy
 from memest.events import CATEGORY_ORDER
 from memest.report.findings import Advice, Comparison, Plan, Scenario
 from memest.report.result import Estimate, Verdict
@@ -168,6 +170,13 @@ def plan_words(plan: Plan, *, times: str = "x") -> str:
     words.append(setup.optimizer)
     if setup.attn_implementation.value != "auto":
         words.append(f"{setup.attn_implementation.value} attention")
+    distributed = setup.distributed
+    if distributed.strategy is Strategy.FSDP:
+        words.append(f"FSDP{distributed.fsdp_version} {distributed.fsdp}")
+    if setup.use_liger_kernel:
+        words.append("Liger's kernels")
+    if setup.fused_loss:
+        words.append(fused_loss_words(setup.fused_loss))
     if plan.engine is not None:
         words.append(plan.engine.words)
     return ", ".join(words)

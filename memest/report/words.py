@@ -230,6 +230,8 @@ def why_sentence(estimate: Estimate) -> str:
     if largest is not None and estimate.peak.allocated_bytes:
         share = largest.bytes / estimate.peak.allocated_bytes
         sentence += f"; {share:.0%} of what is allocated is {largest.category.value} then"
+        if estimate.has_many_logits:
+            sentence += f", and {format_size(estimate.logits_bytes)} of it all are logits"
     return f"{sentence}."
 
 

@@ -10,6 +10,7 @@ costs less time than it saves or because nothing fits without it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from memest.config.rollouts import Engine
 from memest.config.setup import Precision, Setup
 from memest.errors import ConfigError, MemestError, MissingDependencyError
 from memest.estimation.gpu_target import Place
-from memest.estimation.notes import one_of_several
+from memest.estimation.kernel_notes import Emulated
 from memest.report.findings import Advice, Plan, PlanEngine
 from memest.report.result import Verdict
 from memest.search.combos import (
@@ -38,6 +39,8 @@ from memest.search.combos import (
     Freedom,
     combos,
     lighter,
+    sharded,
+    without_logits,
 )
 from memest.search.cost import NOT_TIMED, Probe
 from memest.search.plan_words import arguments_of, changed_training, steps_of
@@ -159,6 +162,7 @@ class _Search:
     def __init__(self, finder: Finder, freedom: Freedom) -> None:
         self._finder = finder
         self._probe = finder.probe
+        self._request = finder.probe.profile.setup
         self._freedom = freedom
         self._notes: dict[str, None] = {}
         self._left_out: dict[str, list[str]] = {}
@@ -169,7 +173,13 @@ class _Search:
         """All plans, ranked."""
         combinations, others = combos(self._probe, self._freedom)
         candidates = self._try(combinations)
-        if others and not any(c.verdict is Verdict.FITS for c in candidates):
+        if not _fits(candidates) and self._has_many_logits(candidates):
+            candidates += self._try_until_one(without_logits(self._request, combinations))
+        if not _fits(candidates):
+            shards = sharded(self._request, combinations)
+            candidates += (made := self._try(shards))
+            combinations = shards if made else combinations
+        if others and not _fits(candidates):
             candidates += self._try(others)
             combinations = [*combinations, *others]
         if not self._is_whole(candidates):
@@ -197,15 +207,29 @@ class _Search:
                 candidates += self._finder.candidates(combo)
             except MemestError as error:
                 # what is not installed may be missing for some of them alone
-                if combo == combinations[0] and not isinstance(error, MissingDependencyError):
+                asked = combo == combinations[0] and not (combo.fsdp or combo.loss)
+                if asked and not isinstance(error, MissingDependencyError):
                     raise
                 self._refusal = self._refusal or error
                 self._left_out.setdefault(str(error), []).append(combo.words())
         return candidates
 
+    def _try_until_one(self, combinations: Sequence[Combo]) -> list[Candidate]:
+        """What the first combination offers that neither the model nor software refuses."""
+        for combo in combinations:
+            with suppress(MemestError):
+                return self._finder.candidates(combo)
+        return []
+
+    def _has_many_logits(self, candidates: Sequence[Candidate]) -> bool:
+        """Whether logits are a large part of what comes closest."""
+        if not candidates:
+            return False
+        return max(candidates, key=lambda c: c.headroom_bytes).estimate.has_many_logits
+
     def _is_as_requested(self, combo: Combo) -> bool:
         """Whether optimizer and attention are those asked for."""
-        request = self._probe.profile.setup
+        request = self._request
         return (combo.optim, combo.attention) == (request.optimizer, request.attn_implementation)
 
     def _is_whole(self, candidates: Sequence[Candidate], combo: Combo | None = None) -> bool:
@@ -243,12 +267,12 @@ class _Search:
         return candidate.headroom_bytes >= other.headroom_bytes
 
     def _distance(self, candidate: Candidate) -> int:
-        """How far a plan is from what was asked for: another share, precision, optimizer."""
-        request = self._probe.profile.setup
+        """How far a plan is from what was asked for: other shares, precision, optimizer."""
+        request = self._request
         free = self._freedom is not Freedom.KEPT
         precise = free or candidate.combo.precision is request.precision
         same = candidate.combo.optim in (request.optimizer, SAME_TRAINING.get(request.optimizer))
-        share = candidate.engine_share is not None
+        share = candidate.engine_share is not None or candidate.combo.fsdp != ""
         return (1 if share else 0) + (0 if precise else 2) + (0 if same else 4)
 
     def _rank(self, candidate: Candidate) -> tuple[bool, int, float, int]:
@@ -277,7 +301,7 @@ class _Search:
         )
 
     def _engine(self, candidate: Candidate) -> PlanEngine | None:
-        asked = self._probe.profile.setup.rollouts
+        asked = self._request.rollouts
         if asked is None or asked.engine is not Engine.VLLM:
             return None
         return PlanEngine(
@@ -304,13 +328,22 @@ class _Search:
                 "plans that change the training may converge differently: memory and time are the "
                 "smaller part of that decision."
             ] = None
+        if any(
+            plan.estimate.setup.distributed.fsdp is not self._request.distributed.fsdp
+            for plan in plans
+        ):
+            self._notes[
+                "plans that shard gather weights in every micro-step, which the time does not "
+                "count: of two of them, the one with fewer accumulated gathers less."
+            ] = None
         if closest is not None and estimate.setup.adapter is None:
             self._notes[
                 "plans train all weights, as was asked: --lora-r 16, or --qlora, trains adapters "
                 "and plans with them; memest estimate says what else would make it fit."
             ] = None
-        for note in one_of_several(estimate.setup):
-            self._notes[note] = None
+        for note in estimate.notes:
+            if isinstance(note, Emulated):
+                self._notes[note] = None
         if self._probe.untimed() and len(plans) > 1:
             self._notes[
                 "plans are in the order of what their training takes alone: completions are "
@@ -329,3 +362,7 @@ class _Search:
             time_basis=self._probe.time_basis(estimate.setup),
             notes=tuple(self._notes),
         )
+
+
+def _fits(candidates: Sequence[Candidate]) -> bool:
+    return any(candidate.verdict is Verdict.FITS for candidate in candidates)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memest.config.compilation import fused_loss_words
+from memest.config.kinds import Fsdp, Strategy
 from memest.config.rollouts import Engine
 from memest.config.setup import Attention, Dtype, Precision, Setup
 from memest.errors import MissingDependencyError
@@ -15,6 +17,7 @@ from memest.search.cost import Probe
 
 __all__ = [
     "LIGHTER",
+    "LOSSES",
     "SAME_TRAINING",
     "STATES_OF",
     "Candidate",
@@ -25,6 +28,8 @@ __all__ = [
     "implementations",
     "lighter",
     "other_precisions",
+    "sharded",
+    "without_logits",
 ]
 
 LIGHTER = ("adafactor", "sgd")
@@ -37,6 +42,11 @@ SAME_TRAINING = {
     "adam": "adam_fused",
 }
 """Implementations with large temporaries, and the one that computes the same without them."""
+LOSSES: dict[str, dict[str, Any]] = {
+    "Liger's kernels": {"use_liger_kernel": True},
+    fused_loss_words("trl-fused"): {"fused_loss": "trl-fused"},
+}
+"""Losses that never hold all logits, those of the Trainer itself first."""
 _FUSED_SINCE = (2, 0)
 _HALF = (Dtype.FLOAT16, Dtype.BFLOAT16)
 
@@ -54,12 +64,23 @@ class Freedom(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Combo:
-    """What a plan decides besides micro-batch and accumulation."""
+    """What a plan decides besides micro-batch and accumulation.
+
+    Attributes:
+        checkpointing: of layers.
+        precision: of autocast.
+        optim: the optimizer.
+        attention: its implementation.
+        fsdp: how FSDP2 shards where nothing did; empty where sharding is as asked for.
+        loss: the loss that does without all logits; empty where it is the one asked for.
+    """
 
     checkpointing: str
     precision: Precision
     optim: str
     attention: Attention
+    fsdp: str = ""
+    loss: str = ""
 
     def changes(self) -> dict[str, Any]:
         """As options of an estimate."""
@@ -68,6 +89,8 @@ class Combo:
             "precision": self.precision.value,
             "optim": self.optim,
             "attn_implementation": self.attention.value,
+            **({"fsdp": self.fsdp} if self.fsdp else {}),
+            **(LOSSES[self.loss] if self.loss else {}),
         }
 
     def words(self) -> str:
@@ -75,6 +98,10 @@ class Combo:
         parts = [f"checkpointing {self.checkpointing}", self.precision.value, self.optim]
         if self.attention is not Attention.AUTO:
             parts.append(f"{self.attention.value} attention")
+        if self.fsdp:
+            parts.append(f"FSDP2 {self.fsdp}")
+        if self.loss:
+            parts.append(self.loss)
         return ", ".join(parts)
 
 
@@ -174,6 +201,23 @@ def lighter(combinations: Sequence[Combo]) -> list[Combo]:
     return [replace(combo, optim=name) for name in names for combo in same_optimizer]
 
 
+def sharded(setup: Setup, combinations: Sequence[Combo]) -> list[Combo]:
+    """The same combinations with what is trained cut among the GPUs, where each has it whole."""
+    distributed = setup.distributed
+    whole = distributed.strategy is Strategy.DDP and not distributed.shares_model
+    if distributed.data_ranks == 1 or distributed.pp > 1 or not whole:
+        return []
+    return [replace(combo, fsdp=Fsdp.FULL_SHARD.value) for combo in combinations]
+
+
+def without_logits(setup: Setup, combinations: Sequence[Combo]) -> list[Combo]:
+    """What recomputes most, with each loss that does without all logits."""
+    if setup.use_liger_kernel or setup.fused_loss:
+        return []
+    recomputing = [combo for combo in combinations if combo.checkpointing == "full"]
+    return [replace(recomputing[-1], loss=loss) for loss in LOSSES]
+
+
 def other_precisions(probe: Probe, setup: Setup) -> list[Precision]:
     """Other autocast precisions that the GPU computes in, the safer one first.
 
@@ -206,12 +250,16 @@ class Finder:
 
     shares_gpu = False
     """Whether an engine that writes completions is on the GPU, too."""
+    is_exact = False
+    """Whether a step must have the samples asked for and no more: trainers that write completions
+    stop where ``num_generations`` does not divide what they write at once."""
 
     def __init__(self, probe: Probe, samples: int) -> None:
         self.probe = probe
         self.samples = samples
         rollouts = probe.profile.setup.rollouts
         self.shares_gpu = rollouts is not None and rollouts.engine is Engine.VLLM
+        self.is_exact = probe.profile.setup.method.generates
 
     def at(self, combo: Combo, batch: int, grad_accum: int | None = None) -> Candidate:
         """A combination with a micro-batch; accumulation makes up the rest, rounded up."""
@@ -229,13 +277,13 @@ class Finder:
 
         Of the micro-batches that fit, the one with the fewest accumulation steps, made as small as
         those steps allow; and, where its product is above the effective batch, the largest one
-        that divides it.
+        that divides it. That alone where a step must be :attr:`is_exact`.
         """
         surely = self._largest(combo, lambda c: c.verdict is Verdict.FITS)
         maybe = self._largest(combo, lambda c: c.verdict is not Verdict.DOES_NOT_FIT, surely)
         candidates = self._plans(combo, surely) if surely else []
-        steps = -(-self.samples // surely) if surely else self.samples + 1
-        if maybe > surely and -(-self.samples // maybe) < steps:
+        steps = self._split(surely)[1] if surely else self.samples + 1
+        if maybe > surely and self._split(maybe)[1] < steps:
             candidates += self._plans(combo, maybe)[:1]
         return [*(candidates or [self.at(combo, 1)]), *self._with_less(combo, surely)]
 
@@ -249,9 +297,7 @@ class Finder:
         if not self.shares_gpu:
             return []
         largest = self._largest(combo, lambda c: c.largest_engine_share is not None, surely)
-        if largest == surely or (
-            surely and -(-self.samples // largest) == -(-self.samples // surely)
-        ):
+        if largest == surely or (surely and self._split(largest) == self._split(surely)):
             return []
         return [
             self.with_share(each, each.largest_engine_share)
@@ -260,13 +306,29 @@ class Finder:
         ]
 
     def _plans(self, combo: Combo, largest: int) -> list[Candidate]:
-        steps = -(-self.samples // largest)
-        batch = -(-self.samples // steps)
+        batch, steps = self._split(largest)
         candidates = [self.at(combo, batch, steps)]
         if batch * steps != self.samples:
-            exact = max(d for d in range(1, largest + 1) if self.samples % d == 0)
-            candidates.append(self.at(combo, exact))
+            candidates.append(self.at(combo, self._largest_divisor(largest)))
         return candidates
+
+    def larger(self, candidate: Candidate) -> Candidate:
+        """What would fill the GPU better: as few accumulation steps less as there can be."""
+        steps = candidate.grad_accum - 1
+        if self.is_exact:
+            steps = next(n for n in range(steps, 0, -1) if self.samples % n == 0)
+        return self.at(candidate.combo, -(-self.samples // steps), steps)
+
+    def _split(self, largest: int) -> tuple[int, int]:
+        """The micro-batch up to the largest with the fewest accumulation steps, and those."""
+        if self.is_exact:
+            batch = self._largest_divisor(largest)
+            return batch, self.samples // batch
+        steps = -(-self.samples // largest)
+        return -(-self.samples // steps), steps
+
+    def _largest_divisor(self, largest: int) -> int:
+        return max(d for d in range(1, largest + 1) if self.samples % d == 0)
 
     def _largest(self, combo: Combo, holds: Callable[[Candidate], bool], floor: int = 0) -> int:
         """The largest micro-batch up to the effective batch for which something holds; 0 if none.

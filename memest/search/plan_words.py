@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from memest.config.rollouts import Engine, Rollouts
 from memest.config.setup import Attention, Precision
+from memest.config.spelling import command_words
 from memest.errors import MissingDependencyError
 from memest.events import Category
 from memest.report.findings import PlanStep
 from memest.report.result import Verdict
-from memest.search.combos import SAME_TRAINING, Candidate, Finder, Freedom
+from memest.search.combos import LOSSES, SAME_TRAINING, Candidate, Finder, Freedom
 from memest.units import format_size
 
 __all__ = ["arguments_of", "changed_training", "steps_of"]
@@ -46,10 +47,17 @@ def arguments_of(candidate: Candidate) -> tuple[str, ...]:
     if combo.precision is not Precision.FP32:
         words.append(f"--{combo.precision.value}")
     words.append(f"--optim={combo.optim}")
-    if candidate.engine_share is not None:
-        words.append(f"--vllm_gpu_memory_utilization={candidate.engine_share:g}")
+    rollouts = candidate.estimate.setup.rollouts
+    if rollouts is not None and rollouts.engine is Engine.VLLM:
+        words.append(f"--vllm_gpu_memory_utilization={rollouts.engine_share:g}")
+        if rollouts.engine_sleeps:
+            words.append("--vllm_enable_sleep_mode")
     if combo.attention is not Attention.AUTO:
         words.append(f"--attn_implementation={combo.attention.value}")
+    if combo.fsdp:
+        words.append(f"--fsdp={combo.fsdp}")
+    if combo.loss:
+        words += command_words("advise", "MODEL", LOSSES[combo.loss])[3:]
     return tuple(words)
 
 
@@ -66,6 +74,10 @@ def steps_of(
         steps.append(_optimizer(candidate, finder))
     if candidate.combo.attention is not request.attn_implementation:
         steps.append(_attention(candidate, finder))
+    if candidate.combo.fsdp:
+        steps.append(_sharding(candidate, finder))
+    if candidate.combo.loss:
+        steps.append(_loss(candidate, finder))
     if request.rollouts is not None and request.rollouts.engine is Engine.VLLM:
         steps.append(_engine(candidate, request.rollouts, finder))
     return tuple(steps)
@@ -98,16 +110,17 @@ def _micro_batch(candidate: Candidate, finder: Finder) -> PlanStep:
     if steps == 1:
         reason = f"the whole effective batch at once {_need(candidate)}"
         return PlanStep(option="micro-batch", value=value, why=reason)
-    # what would fill the GPU better: one accumulation step less
-    larger = finder.at(candidate.combo, -(-finder.samples // (steps - 1)), steps - 1)
+    larger = finder.larger(candidate)
     if batch * steps == finder.samples and larger.verdict is Verdict.FITS:
         reason = (
             f"the largest that fits and divides {finder.samples} exactly; it {_need(candidate)}"
         )
     else:
+        less = "one accumulation step less means"
+        if larger.grad_accum < steps - 1:
+            less = f"the next that divides {finder.samples} is"
         reason = (
-            f"fills the card: it {_need(candidate)}; one accumulation step less means "
-            f"{larger.batch}, which {_need(larger)}"
+            f"fills the card: it {_need(candidate)}; {less} {larger.batch}, which {_need(larger)}"
         )
     return PlanStep(option="micro-batch", value=value, why=reason)
 
@@ -255,6 +268,26 @@ def _attention(candidate: Candidate, finder: Finder) -> PlanStep:
     reason = f"computes the same without keeping the scores; with {attention.value} this plan "
     reason += _need(counterpart)
     return PlanStep(option="attention", value=combo.attention.value, why=reason)
+
+
+def _sharding(candidate: Candidate, finder: Finder) -> PlanStep:
+    counterpart = finder.at(
+        replace(candidate.combo, fsdp=""), candidate.batch, candidate.grad_accum
+    )
+    ranks = candidate.estimate.setup.distributed.data_ranks
+    reason = (
+        f"weights, gradients and states are cut among the {ranks} GPUs, in place of whole on each, "
+        f"with which this plan {_need(counterpart)}"
+    )
+    return PlanStep(option="sharding", value=f"FSDP2 {candidate.combo.fsdp}", why=reason)
+
+
+def _loss(candidate: Candidate, finder: Finder) -> PlanStep:
+    counterpart = finder.at(
+        replace(candidate.combo, loss=""), candidate.batch, candidate.grad_accum
+    )
+    reason = f"computes the same without all logits; with them this plan {_need(counterpart)}"
+    return PlanStep(option="loss", value=candidate.combo.loss, why=reason)
 
 
 def _engine(candidate: Candidate, asked: Rollouts, finder: Finder) -> PlanStep:

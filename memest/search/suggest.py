@@ -24,7 +24,7 @@ from memest.estimation.gpu_target import Place
 from memest.events import Category
 from memest.report.result import Spot, Verdict
 from memest.report.suggestions import Suggestion, Suggestions
-from memest.search.combos import STATES_OF, implementations, other_precisions
+from memest.search.combos import LOSSES, STATES_OF, implementations, other_precisions
 from memest.search.cost import Probe
 from memest.search.profile import Profile
 from memest.search.profile import profile as make_profile
@@ -113,6 +113,7 @@ def suggestions_of(
     assert base.gpu is not None
     found = None
     if quick:
+        search.look_at_losses()
         with suppress(NotKnownError), profile.known_alone():
             found = search.changes(count)
     # what fits has one change at most, which needs no trace or was refused above
@@ -175,6 +176,7 @@ class _Search:
         self.base = self.probe.estimate()
         self._room = self.base.gpu.usable_bytes if self.base.gpu else 0
         # nothing surely fits that does more than is priced
+        self._looked_at: dict[_Change, Suggestion | None] = {}
         self._best = {Verdict.FITS, *([Verdict.CANNOT_SAY] if self.base.setup.unpriced else ())}
 
     def changes(self, count: int) -> tuple[tuple[Suggestion, ...], Suggestion | None]:
@@ -192,7 +194,7 @@ class _Search:
             for change in ways:
                 if any(change.includes(made) for _, made in tried if made.verdict in self._best):
                     continue  # a part of it does
-                made = self._made(change)
+                made = self._looked_at[change] if change in self._looked_at else self._made(change)
                 if made is None:
                     continue
                 tried.append((change, made))
@@ -224,6 +226,7 @@ class _Search:
         if self._can_fit(with_states=True):
             for change in _implementations(setup):
                 yield iter((change,))
+            yield self._losses()
             yield self._smaller_batches(setup, _NOTHING)
             if lean.options:
                 yield chain(_checkpointing(setup), self._smaller_batches(setup, lean))
@@ -265,6 +268,23 @@ class _Search:
         for batch in range(setup.batch - 1, 0, -1):
             if setup.batch % batch == 0:
                 yield first.then(_batches_of(setup, batch))
+
+    def _losses(self) -> Iterator[_Change]:
+        """Losses without all logits, where logits are a large part of what the run takes."""
+        setup = self.base.setup
+        if self.base.has_many_logits and not (setup.fused_loss or setup.use_liger_kernel):
+            for words, options in LOSSES.items():
+                yield _Change("loss", words, options)
+
+    def look_at_losses(self) -> None:
+        """Try them where the run would fit without its logits, which is worth a trace."""
+        if self.base.verdict is Verdict.FITS:
+            return
+        if self.base.peak.device_bytes - self.base.logits_bytes <= self._room:
+            for change in self._losses():
+                made = self._looked_at[change] = self._made(change)
+                if made is not None:
+                    return
 
     def _precisions(self, setup: Setup) -> Iterator[_Change]:
         if setup.precision is Precision.FP32:

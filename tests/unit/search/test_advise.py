@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,8 @@ from memest.config.setup import Attention, Precision
 from memest.errors import ConfigError
 from memest.report.result import Verdict
 from memest.search.advise import names_precision
-from memest.search.combos import Candidate, Combo, Finder
+from memest.search.combos import Candidate, Combo, Finder, sharded
+from memest.search.plan_words import arguments_of
 from support.small_llama import LLAMA
 
 MODEL = "prajjwal1/bert-tiny"
@@ -242,8 +244,9 @@ def test_the_document_says_the_same(room):
 class FakeFinder(Finder):
     """Fits as a table says."""
 
-    def __init__(self, wanted, largest, tight=0):
+    def __init__(self, wanted, largest, tight=0, *, is_exact=False):
         self.samples, self._largest_fit, self._tight = wanted, largest, tight
+        self.is_exact = is_exact
         self.asked = []
 
     def at(self, combo, batch, grad_accum=None):
@@ -282,6 +285,88 @@ def test_micro_batches_worth_a_look(wanted, largest, tight, plans):
     finder = FakeFinder(wanted, largest, tight)
     assert [(c.batch, c.grad_accum) for c in finder.candidates(combo)] == plans
     assert len(finder.asked) <= 2 * (2 + wanted.bit_length()) + 2
+
+
+@pytest.mark.parametrize(
+    ("wanted", "largest", "tight", "plans"),
+    [
+        (8, 3, 0, [(2, 4)]),
+        (8, 3, 7, [(2, 4), (4, 2)]),
+        (31, 20, 0, [(1, 31)]),
+        (8, 0, 3, [(2, 4)]),
+        (8, 2, 3, [(2, 4)]),
+        (8, 8, 0, [(8, 1)]),
+    ],
+)
+def test_completions_are_as_many_as_were_asked_for(wanted, largest, tight, plans):
+    combo = Combo("none", Precision.FP32, "sgd", Attention.AUTO)
+    finder = FakeFinder(wanted, largest, tight, is_exact=True)
+    assert [(c.batch, c.grad_accum) for c in finder.candidates(combo)] == plans
+    for candidate in finder.candidates(combo):
+        if candidate.grad_accum > 1:
+            larger = finder.larger(candidate)
+            assert larger.samples == wanted
+            assert larger.batch > candidate.batch
+
+
+@pytest.mark.parametrize(("method", "is_exact"), [("grpo", True), ("dpo", False), ("sft", False)])
+def test_which_methods_keep_the_samples_exactly(method, is_exact):
+    setup = setup_from_options(**({} if method == "sft" else {"method": method}))
+    probe = SimpleNamespace(profile=SimpleNamespace(setup=setup))
+    assert Finder(probe, 8).is_exact is is_exact
+
+
+def test_a_plan_is_written_with_the_engine_it_has():
+    setup = setup_from_options(method="grpo", engine="vllm", engine_share=0.4, engine_sleeps=True)
+    combo = Combo("none", Precision.FP32, "sgd", Attention.AUTO)
+    words = arguments_of(Candidate(combo, 2, 4, SimpleNamespace(setup=setup)))
+    assert words[-2:] == ("--vllm_gpu_memory_utilization=0.4", "--vllm_enable_sleep_mode")
+
+
+def test_gpus_share_the_model_where_it_fits_none_of_them_whole(tmp_path):
+    config = {**LLAMA, "hidden_size": 256, "intermediate_size": 2048, "vocab_size": 32000}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 4}))
+    card = {"gpu": "a100-80gb", "gpu_memory": "1350MiB", "device_context": "100MiB"}
+    run = {"seq_len": 64, "bf16": True, "num_gpus": 4, "optim": "adamw_torch_fused"}
+    answer = memest.advise(str(tmp_path), effective_batch=4, **run, **card)
+    best, whole = answer.plans
+    assert best.verdict is Verdict.FITS
+    assert whole.verdict is Verdict.TIGHT
+    assert best.changes_training == ()
+    assert "--fsdp=full_shard" in best.arguments
+    assert "cut among the 4 GPUs" in options(best)["sharding"][1]
+    assert "FSDP2 full_shard" in str(answer)
+    run |= {"batch": best.batch, "grad_accum": best.grad_accum, "fsdp": "full_shard"}
+    asked = memest.estimate(str(tmp_path), max_batch=False, **run, **card)
+    assert asked.peak == best.estimate.peak
+    # the samples asked for are those of all GPUs, and nothing says otherwise
+    assert {plan.effective_batch for plan in answer.plans} == {4}
+    assert "times as many samples" not in str(answer)
+
+
+@pytest.mark.parametrize(
+    "setup", [{}, {"num_gpus": 4, "fsdp": "full_shard"}, {"num_gpus": 4, "zero": 2},
+              {"num_gpus": 2, "tp": 2}, {"num_gpus": 4, "pp": 2}],
+)  # fmt: skip
+def test_what_is_shared_already_is_not_sharded_again(setup):
+    combo = Combo("none", Precision.FP32, "sgd", Attention.AUTO)
+    assert sharded(setup_from_options(**setup), [combo]) == []
+    assert len(sharded(setup_from_options(num_gpus=4), [combo])) == 1
+
+
+def test_a_loss_without_logits_where_nothing_fits_for_them(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 32000}))
+    card = {"gpu": "a100-80gb", "gpu_memory": "480MiB", "device_context": "100MiB"}
+    run = {"seq_len": 256, "bf16": True}
+    best = memest.advise(str(tmp_path), effective_batch=1, **run, **card).plans[0]
+    assert best.verdict is Verdict.FITS
+    assert "without all logits" in dict(options_of(best))["loss"]
+    assert best.estimate.setup.use_liger_kernel or best.estimate.setup.fused_loss == "trl-fused"
+
+
+def test_emulated_bf16_is_said():
+    answer = memest.advise(MODEL, effective_batch=2, gpu="t4", bf16=True, seq_len=64)
+    assert [note for note in answer.notes if note.startswith("bf16 is emulated on Tesla T4")]
 
 
 @pytest.mark.parametrize(

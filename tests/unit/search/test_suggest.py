@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import memest
 from memest.errors import ConfigError
 from memest.report.result import Verdict
 from memest.units import format_size
+from support.small_llama import LLAMA
 
 BERT: dict[str, Any] = {"batch": 64, "seq_len": 512, "fp16": True, "gpu": "t4"}
 
@@ -116,6 +118,36 @@ def test_software_without_the_fused_optimizer_is_not_told_to_take_it() -> None:
     old = {**BERT, "optim": "adamw_torch", "software": "torch=1.13", "gpu": "t4"}
     words = " ".join(change.words for change in memest.suggest("bert-large-uncased", **old).changes)
     assert "fused" not in words
+
+
+LOGITS: dict[str, Any] = {"batch": 8, "seq_len": 256, "bf16": True, "gpu": "a100-80gb",
+                          "gpu_memory": "1GiB", "device_context": "100MiB"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def wordy(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model whose logits are most of what it takes."""
+    folder = tmp_path_factory.mktemp("wordy")
+    (folder / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 32000}))
+    return str(folder)
+
+
+def test_where_logits_fill_the_card_a_loss_without_them_is_told(wordy: str) -> None:
+    best = memest.suggest(wordy, quick=True, **LOGITS).changes[0]
+    assert {*dict(best.options)} <= {"fused_loss", "use_liger_kernel"}
+    assert (best.verdict, best.changes_training) == (Verdict.FITS, "")
+    after = memest.estimate(wordy, max_batch=False, **LOGITS, **dict(best.options))
+    assert after.peak.device_bytes == best.device_bytes
+    assert after.logits_bytes == 0
+
+
+def test_how_much_of_the_fullest_moment_are_logits(wordy: str) -> None:
+    estimate = memest.estimate(wordy, max_batch=False, **LOGITS)
+    one = LOGITS["batch"] * LOGITS["seq_len"] * 32000 * 4
+    # in float32 the log-probabilities, their gradient, and that of the logits
+    assert estimate.logits_bytes == 3 * one
+    assert f"{format_size(3 * one)} of it all are logits" in " ".join(str(estimate).split())
+    assert "logits" not in str(memest.estimate("prajjwal1/bert-tiny", seq_len=32, gpu="t4"))
 
 
 def test_it_needs_a_gpu() -> None:
