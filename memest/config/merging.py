@@ -91,7 +91,10 @@ def read_bool(option: str, value: Any) -> bool:
 
 
 def _expand_qlora(values: dict[str, Any], base: Setup | None) -> None:
-    """Replace ``qlora`` by what it is short for; parts that are named stay as they are."""
+    """Replace ``qlora`` by what it is short for; parts that are named stay as they are.
+
+    peft's preparation of the base switches checkpointing on unless it is told not to.
+    """
     if not values.pop("qlora", False):
         return
     precision = values.get("precision", None if base is None else base.precision)
@@ -99,6 +102,11 @@ def _expand_qlora(values: dict[str, Any], base: Setup | None) -> None:
     values.setdefault("bnb_4bit_quant_type", "nf4")
     values.setdefault("bnb_4bit_use_double_quant", True)
     values.setdefault("bnb_4bit_compute_dtype", "float16" if precision == "fp16" else "bfloat16")
+    prepares = values.get("prepare_kbit") is None or read_bool(
+        "prepare_kbit", values["prepare_kbit"]
+    )
+    if base is None and prepares:
+        values.setdefault("checkpointing", "full")
     has_adapter = base is not None and base.adapter is not None
     if not has_adapter and not {"peft", "adapter", "lora_r", "lora_target_modules"} & set(values):
         values["peft"] = "lora"
