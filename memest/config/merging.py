@@ -26,7 +26,7 @@ from memest.config.parallelism import ONE_GPU
 from memest.config.quantization import Format, Quantization, read_quantization
 from memest.config.rollouts import Rollouts
 from memest.config.setup import Setup
-from memest.errors import ConfigError, hint
+from memest.errors import ConfigError, hint, not_legal
 
 __all__ = ["merge_all", "read_bool"]
 
@@ -51,7 +51,7 @@ def merge_all(values: dict[str, Any], base: Setup | None) -> None:
     _merge_precision(values)
     _expand_qlora(values, base)
     _merge_deepspeed(values, base)
-    _merge_checkpointing(values)
+    _merge_checkpointing(values, base)
     _merge_adapter(values, base)
     _merge_quantization(values, base)
     _merge_lengths(values, base)
@@ -142,7 +142,13 @@ def _merge_deepspeed(values: dict[str, Any], base: Setup | None) -> None:
         values[name] = value
 
 
-def _merge_checkpointing(values: dict[str, Any]) -> None:
+_CHECKPOINT_KWARGS = (
+    "use_reentrant every_n_layers preserve_rng_state context_fn determinism_check debug early_stop"
+).split()
+"""Arguments of ``torch.utils.checkpoint.checkpoint`` of torch 2.13, and transformers' own."""
+
+
+def _merge_checkpointing(values: dict[str, Any], base: Setup | None) -> None:
     """Read ``gradient_checkpointing_kwargs``."""
     value = values.pop("gradient_checkpointing_kwargs", None)
     if value is None:
@@ -158,10 +164,22 @@ def _merge_checkpointing(values: dict[str, Any]) -> None:
             ) from None
         if not isinstance(value, dict):
             raise ConfigError(f'{flag} takes a JSON object, for example {{"use_reentrant": true}}')
-    if "use_reentrant" in value and value["use_reentrant"] is not None:
-        values.setdefault("use_reentrant", read_bool("use_reentrant", value["use_reentrant"]))
+    for name in value:
+        if name not in _CHECKPOINT_KWARGS:
+            raise not_legal(f"{flag}: {name!r}", name, _CHECKPOINT_KWARGS)
+    if value.get("use_reentrant") is not None:
+        reentrant = read_bool("use_reentrant", value["use_reentrant"])
+        if values.setdefault("use_reentrant", reentrant) != reentrant:
+            raise ConfigError(f"--use-reentrant and {flag} contradict each other: drop one.")
     interval = value.get("every_n_layers")
-    if interval is not None and values.get("checkpointing", True) in (True, "full"):
+    if interval is None:
+        return
+    mode = values.get("checkpointing", "none" if base is None else base.checkpointing)
+    if mode == "none":
+        raise ConfigError(
+            f"{flag}: every_n_layers says nothing where nothing is recomputed: add --checkpointing."
+        )
+    if mode in (True, "full"):
         values["checkpointing"] = f"every_n:{interval}"
 
 
@@ -383,8 +401,7 @@ def _merge_generation(values: dict[str, Any], base: Setup | None) -> None:
     if predicts:
         values.setdefault("eval_batch", _EVAL_BATCH)
     if longest is not None:
-        # the first token of a decoder is given, as the prompt of a decoder-only model is
-        parts["new_tokens"] = max(longest - 1, 1)
+        parts["max_length"] = longest
     values["generation"] = (
         dataclasses.replace(base_value, **parts) if base_value else Generation(**parts)
     )

@@ -212,7 +212,8 @@ def _notes(
 def _size_search(profiler: Profiler, request: Setup, of: SizeAxis) -> _SizeSearch:
     """What there is to know of a model before the search on a GPU."""
     field = of.field
-    resolved_setup = profiler.resolve(request)
+    # lengths that leave no room for what is generated behind them are found by asking
+    resolved_setup = profiler.resolve(replace(request, generation=None))
     start = getattr(resolved_setup, field)
     distributed = request.distributed
     pieces = distributed.sequence_pieces

@@ -137,8 +137,16 @@ def test_counts_out_of_numpy():
         ({"gradient_checkpointing": "sometimes"}, "Legal: none, full, every_n:K"),
         ({"gradient_checkpointing_kwargs": "{x"}, "not valid JSON"),
         ({"gradient_checkpointing_kwargs": "[1]"}, "takes a JSON object"),
+        ({"checkpointing_kwargs": {"use_reentrnt": True}}, "Did you mean 'use_reentrant'"),
+        ({"checkpointing_kwargs": {"every_n_layers": 2}}, "add --checkpointing"),
+        (
+            {"use_reentrant": True, "checkpointing_kwargs": {"use_reentrant": False}},
+            "--use-reentrant and --checkpointing-kwargs contradict each other",
+        ),
         ({"expandable_segments": True, "alloc_conf": "expandable_segments:False"}, "contradict"),
         ({"software": "torch=new"}, "is no version"),
+        ({"software": "torch=1.31"}, "has no release 1.31"),
+        ({"software": "torch=29"}, "the newest that memest knows is"),
     ],
 )
 def test_wrong_options(options, words):
