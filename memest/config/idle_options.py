@@ -5,7 +5,8 @@ not have are said where its batch is planned.
 
 Sources: ``Trainer.__init__`` ("Using fsdp only works in distributed training.") and
 ``evaluation_loop`` of transformers 5.23; ``_init_core_state`` of torch 2.13, where FSDP1 takes
-``NO_SHARD`` for one rank; ``is_tf32_supported`` of ``torch.cuda``.
+``NO_SHARD`` for one rank; ``is_tf32_supported`` of ``torch.cuda``; ``GRPOConfig.__post_init__`` of
+TRL 1.16.
 """
 
 from __future__ import annotations
@@ -72,6 +73,15 @@ _ROWS = (
         lambda s, _: s.optimizer == "none" and s.max_grad_norm,
         "--max-grad-norm {s.max_grad_norm:g} has no effect: without an optimizer (--optim none) "
         "no step follows that gradients would be clipped for",
+    ),
+    Idle(
+        lambda s, _: (
+            s.rollouts is not None
+            and (s.rollouts.steps_per_generation or s.grad_accum) * s.batch == 1
+            and s.distributed.num_gpus == 1
+        ),
+        "--batch 1 makes one completion in all, and TRL stops: {s.method} compares two or more of "
+        "each prompt. Raise --batch, or --steps-per-generation",
     ),
     Idle(
         lambda s, _: s.steps_in_backward and s.max_grad_norm,

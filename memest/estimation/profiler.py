@@ -8,6 +8,7 @@ and the run that comes of it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -116,6 +117,8 @@ class Profiler:
         Raises:
             MemestError: a name that leads nowhere.
         """
+        if isinstance(model, os.PathLike):
+            model = os.fspath(model)
         if not isinstance(model, str):
             return cls(module=model, module_inputs=module_inputs, progress=progress)
         from memest.catalog.resolve import resolve_model

@@ -226,6 +226,12 @@ def _size_search(profiler: Profiler, request: Setup, of: SizeAxis) -> _SizeSearc
             f"of {pieces} alone: name them, as in memest sweep --over "
             f"seq_len={64 * pieces},{128 * pieces},{256 * pieces}."
         )
+    if of is SizeAxis.SEQ_LEN and request.batching is not None:
+        raise ConfigError(
+            "--of seq-len looks for one length, and --lengths and --dataset say those of the "
+            "samples: drop them, or look for the largest batch (--of batch). How they are cut "
+            "varies in memest sweep --over seq-len=512,1024."
+        )
     if of is SizeAxis.BATCH:
         return _SizeSearch(
             profiler, replace(request, batch=start), of, 1, start, MAX_BATCH, CurveEnd.SEARCH

@@ -21,6 +21,7 @@ GATHERS = {"stage3_gather_16bit_weights_on_model_save": True}
         ({"num_labels": 3}, "a causal-lm head has no labels"),
         ({"optim": "none", "weight_decay": 0.1}, "--weight-decay 0.1 has no effect"),
         ({"optim": "none", "max_grad_norm": 1.0}, "--max-grad-norm 1 has no effect"),
+        ({"method": "grpo", "batch": 1}, "makes one completion in all, and TRL stops"),
         ({"optim_in_backward": True, "max_grad_norm": 1.0}, "leaves no gradients to clip"),
         ({"load_in_4bit": True, "lora_r": 8, "llm_int8_threshold": 5}, "this base has 4 bits"),
         ({"channels_last": True}, "no convolutions over images"),

@@ -300,7 +300,7 @@ def test_fp16_autocast_over_fp16_weights_of_the_config_is_refused_with_advice(tm
     )
 
     with pytest.raises(ConfigError, match="gradient scaler refuses"):
-        ask(model=str(path), fp16=True)
+        ask(model=path, fp16=True)
 
 
 BF16 = {"fp16": True, "dtype": "bfloat16", "optim": "adamw_torch"}
