@@ -322,3 +322,10 @@ def test_a_plan_is_of_all_gpus():
     for plan in advice.plans:
         assert plan.batch * plan.grad_accum * 2 == plan.effective_batch == 4096
     assert "2 GPUs" in str(advice)
+
+
+def test_a_length_is_not_looked_for_among_those_of_a_file(tmp_path):
+    file = tmp_path / "lengths.txt"
+    file.write_text("10\n60\n")
+    with pytest.raises(ConfigError, match="--of seq-len looks for one length"):
+        memest.max_batch(TINY, of="seq-len", lengths=str(file), **CARD)
