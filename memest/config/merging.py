@@ -17,7 +17,7 @@ from memest.config.data_loading import DataLoading
 from memest.config.deepspeed import ON_SAVE, read_deepspeed
 from memest.config.generation import Generation
 from memest.config.inputs import arguments_of
-from memest.config.kinds import Method, read_method
+from memest.config.kinds import Dtype, Method, read_method
 from memest.config.length_files import lengths_of_dataset, read_lengths
 from memest.config.lengths import Batching, Lengths
 from memest.config.life import merge_life
@@ -57,6 +57,7 @@ def merge_all(values: dict[str, Any], base: Setup | None) -> None:
     _merge_lengths(values, base)
     _merge_generation(values, base)
     _merge_rollouts(values, base)
+    _merge_dtype(values, base)
     _merge_segments(values, base)
     if parts := _take_parts(values, "life"):
         evaluates = base is not None and base.eval_batch is not None
@@ -440,6 +441,17 @@ def _merge_rollouts(values: dict[str, Any], base: Setup | None) -> None:
         )
     elif base_value is not None:
         values["rollouts"] = None
+
+
+def _merge_dtype(values: dict[str, Any], base: Setup | None) -> None:
+    """TRL's trainers load a model that they are given by name in float32, ``--dtype`` aside.
+
+    Source: ``create_model_from_path`` of TRL 1.16 ``trainer/utils.py``; before, ``from_pretrained``
+    of transformers 4 did. What is quantised comes from a ``from_pretrained`` of the user's own.
+    """
+    method = read_method(values.get("method", Method.SUPERVISED))
+    if base is None and not method.is_supervised and values.get("quantization") is None:
+        values.setdefault("dtype", Dtype.FLOAT32.value)
 
 
 def _merge_segments(values: dict[str, Any], base: Setup | None) -> None:

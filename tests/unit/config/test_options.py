@@ -239,3 +239,30 @@ def test_a_new_option_is_one_declaration(tmp_path):
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{ASKED}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [
+        ({"method": "dpo"}, "float32"),
+        ({"method": "grpo", "lora_r": 8}, "float32"),
+        ({"method": "dpo", "dtype": "auto"}, "auto"),
+        ({"method": "dpo", "qlora": True}, "auto"),
+        ({"method": "supervised"}, "auto"),
+    ],
+)
+def test_trl_loads_a_model_by_name_in_float32(options, dtype):
+    assert setup_from_options(**options).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("options", "checkpointing"),
+    [
+        ({}, "full"),
+        ({"checkpointing": "none"}, "none"),
+        ({"checkpointing": "every_n:2"}, "every_n:2"),
+        ({"prepare_kbit": False}, "none"),
+    ],
+)
+def test_peft_prepares_a_base_of_4_bits_with_checkpointing(options, checkpointing):
+    assert setup_from_options(qlora=True, **options).checkpointing == checkpointing
