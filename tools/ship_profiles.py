@@ -117,7 +117,8 @@ def models() -> list[str]:
 
 def questions(entry: CatalogueEntry) -> Iterator[Question]:
     """What is shipped of one model: of what people ask first what the model takes."""
-    has_halves = str(entry.config().get("torch_dtype", entry.config().get("dtype"))) == "float16"
+    dtype = str(entry.config().get("torch_dtype", entry.config().get("dtype")))
+    has_halves = dtype in ("float16", "bfloat16")
     for question in _asked_first(entry):
         options = question.options
         if "lora_r" in options and entry.model_type in _NO_TARGETS:
@@ -126,7 +127,7 @@ def questions(entry: CatalogueEntry) -> Iterator[Question]:
             continue
         if "fsdp" in options and entry.model_type in _NOT_FSDP:
             continue
-        # a gradient scaler refuses gradients of float16
+        # a gradient scaler refuses gradients of float16, and has no kernel for those of bfloat16
         if has_halves and options.get("fp16") and not {"zero", "lora_r"} & {*options}:
             continue
         yield question

@@ -7,6 +7,7 @@ Here are the rules that compute something; pairs that are refused as they are st
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from memest.config.generation import check_generation
 from memest.config.installed import installed_version
@@ -29,7 +30,7 @@ from memest.config.quantization import Format
 from memest.config.training_options import SHARDS_AT_LOAD, TrainingOptions
 from memest.errors import ConfigError
 
-__all__ = ["FP16_REFUSAL", "check", "check_built_dtype", "reader_of_head"]
+__all__ = ["FP16_REFUSAL", "check", "check_built_dtype", "check_scaled", "reader_of_head"]
 
 FP16_REFUSAL = (
     "--fp16 with float16 weights cannot train: the gradient scaler refuses fp16 gradients. Use "
@@ -474,6 +475,30 @@ def check_built_dtype(setup: TrainingOptions) -> None:
         f"--dtype {setup.dtype} and --zero 3 exclude each other without {flag}: zero.Init makes "
         f"float32 weights where DeepSpeed computes in float32. Add {flag}, or leave --dtype out."
     )
+
+
+def check_scaled(setup: TrainingOptions, dtypes: Iterable[str]) -> None:
+    """Gradients that the gradient scaler of ``--fp16`` has no kernel for.
+
+    Source: ``_amp_non_finite_check_and_unscale_cuda_`` of torch 2.13
+    (``ATen/native/cuda/AmpKernels.cu``), which takes float32, float64 and float16.
+
+    Args:
+        setup: of the run.
+        dtypes: of the weights that get gradients.
+
+    Raises:
+        ConfigError: one of them is bfloat16.
+    """
+    scales = setup.precision is Precision.FP16 and setup.optimizer != "none"
+    if scales and not setup.computes_in_half and "bfloat16" in dtypes:
+        raise ConfigError(
+            "--fp16 with bfloat16 weights that train stops at the first update: the gradient "
+            "scaler has no kernel for their gradients (torch: "
+            "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'). "
+            "Add --dtype float32 (what a configuration says is taken unless another is named), or "
+            "use --bf16."
+        )
 
 
 def reader_of_head(setup: TrainingOptions) -> str:

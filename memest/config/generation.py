@@ -23,6 +23,8 @@ class Generation:
 
     Attributes:
         new_tokens: tokens that are generated for each sample.
+        max_length: greatest length of what is generated, the prompt of a decoder counted, in place
+            of ``new_tokens``; None where those are known.
         cache: ``dynamic`` concatenates at every step, ``static`` allocates its full length once.
         draws: tokens are drawn from all of the vocabulary, as trainers do that learn from them.
 
@@ -39,6 +41,7 @@ class Generation:
         name="cache_implementation",
     )
     draws: bool = False
+    max_length: int | None = None
 
     def __post_init__(self) -> None:
         for name, flag in (("new_tokens", "--generate"), ("num_beams", "--num-beams")):
@@ -56,9 +59,41 @@ class Generation:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         values = dataclasses.asdict(self)
-        if not self.draws:
-            del values["draws"]
+        for name in ("draws", "max_length"):
+            if not values[name]:
+                del values[name]
         return values
+
+    def behind(self, prompt: int, limit: int | None) -> Generation:
+        """The generation behind a prompt, with the tokens that there is room for.
+
+        Sources: ``_validate_generated_length`` of transformers 5.23; the last token is not read.
+
+        Args:
+            prompt: tokens that the decoder begins with.
+            limit: positions that it has; None for any number.
+
+        Raises:
+            ConfigError: ``generate`` would stop there, or read positions that are not there.
+        """
+        out = self
+        if self.max_length is not None:
+            if prompt >= self.max_length:
+                raise ConfigError(
+                    f"--generation-max-length {self.max_length} leaves nothing to generate: what "
+                    f"the decoder begins with counts, {prompt:,} of them, and transformers stops. "
+                    f"Write --generation-max-length {prompt + 128}, or --generate 128, which "
+                    "counts new tokens alone."
+                )
+            out = dataclasses.replace(self, new_tokens=self.max_length - prompt, max_length=None)
+        if limit is not None and prompt + out.new_tokens - 1 > limit:
+            room = limit + 1 - prompt
+            remedy = f"--generate {room} or less" if room > 1 else "a shorter --seq-len"
+            raise ConfigError(
+                f"{out.new_tokens:,} tokens generated behind {prompt:,} are more than the {limit} "
+                f"positions of this model. Use {remedy}."
+            )
+        return out
 
 
 def check_generation(distributed: Distributed) -> None:

@@ -5,7 +5,8 @@ not have are said where its batch is planned.
 
 Sources: ``Trainer.__init__`` ("Using fsdp only works in distributed training.") and
 ``evaluation_loop`` of transformers 5.23; ``_init_core_state`` of torch 2.13, where FSDP1 takes
-``NO_SHARD`` for one rank; ``is_tf32_supported`` of ``torch.cuda``.
+``NO_SHARD`` for one rank; ``is_tf32_supported`` of ``torch.cuda``; ``GRPOConfig.__post_init__`` of
+TRL 1.16.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 from memest.config.kinds import Fsdp, Loop, Task
 from memest.config.life import Life, LifePart
+from memest.config.quantization import Format, Quantization
 from memest.config.training_options import TrainingOptions
 
 __all__ = ["idle_options"]
@@ -73,6 +75,29 @@ _ROWS = (
         "no step follows that gradients would be clipped for",
     ),
     Idle(
+        lambda s, _: (
+            s.rollouts is not None
+            and (s.rollouts.steps_per_generation or s.grad_accum) * s.batch == 1
+            and s.distributed.num_gpus == 1
+        ),
+        "--batch 1 makes one completion in all, and TRL stops: {s.method} compares two or more of "
+        "each prompt. Raise --batch, or --steps-per-generation",
+    ),
+    Idle(
+        lambda s, _: s.steps_in_backward and s.max_grad_norm,
+        "--max-grad-norm {s.max_grad_norm:g} has no effect: an optimizer that steps in backward "
+        "leaves no gradients to clip",
+    ),
+    Idle(
+        lambda s, _: (
+            s.quantization is not None
+            and s.quantization.format is Format.BNB_4BIT
+            and s.quantization.threshold != Quantization(format=Format.BNB_4BIT).threshold
+        ),
+        "--llm-int8-threshold {s.quantization.threshold:g} has no effect: it is LLM.int8's, and "
+        "this base has 4 bits",
+    ),
+    Idle(
         lambda s, _: s.eval_accumulation_steps is not None and s.eval_samples is None,
         "--eval-accumulation-steps {s.eval_accumulation_steps} moves losses alone to the host: "
         "predictions are kept where --eval-samples says of how many samples",
@@ -80,6 +105,10 @@ _ROWS = (
     Idle(
         lambda s, _: s.padded and s.seq_len is None and s.audio_seconds is None,
         "--padded has no effect: a batch of this model has no attention mask",
+    ),
+    Idle(
+        lambda s, _: s.channels_last and s.seq_len is not None and s.image_size is None,
+        "--channels-last has no effect: a model of text has no convolutions over images",
     ),
     Idle(
         lambda s, gpu: s.tf32 and gpu >= _TF32_SINCE,

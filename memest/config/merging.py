@@ -17,7 +17,7 @@ from memest.config.data_loading import DataLoading
 from memest.config.deepspeed import ON_SAVE, read_deepspeed
 from memest.config.generation import Generation
 from memest.config.inputs import arguments_of
-from memest.config.kinds import Method, read_method
+from memest.config.kinds import Dtype, Method, read_method
 from memest.config.length_files import lengths_of_dataset, read_lengths
 from memest.config.lengths import Batching, Lengths
 from memest.config.life import merge_life
@@ -26,7 +26,7 @@ from memest.config.parallelism import ONE_GPU
 from memest.config.quantization import Format, Quantization, read_quantization
 from memest.config.rollouts import Rollouts
 from memest.config.setup import Setup
-from memest.errors import ConfigError, hint
+from memest.errors import ConfigError, hint, not_legal
 
 __all__ = ["merge_all", "read_bool"]
 
@@ -48,20 +48,21 @@ def merge_all(values: dict[str, Any], base: Setup | None) -> None:
     Raises:
         ConfigError: contradictions, wrong values, options without what they belong to.
     """
-    _merge_precision(values)
+    _merge_precision(values, base)
     _expand_qlora(values, base)
     _merge_deepspeed(values, base)
-    _merge_checkpointing(values)
+    _merge_checkpointing(values, base)
     _merge_adapter(values, base)
     _merge_quantization(values, base)
     _merge_lengths(values, base)
     _merge_generation(values, base)
     _merge_rollouts(values, base)
+    _merge_dtype(values, base)
     _merge_segments(values, base)
     if parts := _take_parts(values, "life"):
         evaluates = base is not None and base.eval_batch is not None
         merge_life(parts, values, None if base is None else base.life, evaluates=evaluates)
-    _merge_evaluation(values)
+    _merge_evaluation(values, base)
     if loading := _take_parts(values, "data_loading"):
         base_value = None if base is None else base.data_loading
         values["data_loading"] = dataclasses.replace(base_value or DataLoading(), **loading)
@@ -91,22 +92,38 @@ def read_bool(option: str, value: Any) -> bool:
 
 
 def _expand_qlora(values: dict[str, Any], base: Setup | None) -> None:
-    """Replace ``qlora`` by what it is short for; parts that are named stay as they are."""
-    if not values.pop("qlora", False):
+    """Replace ``qlora`` by what it is short for; parts that are named stay as they are.
+
+    peft's preparation of the base switches checkpointing on unless it is told not to.
+    """
+    is_asked = values.pop("qlora", None)
+    if is_asked is False and base is not None and base.quantization is not None:
+        raise ConfigError(
+            "--qlora is short for several options: say which are off, load_in_4bit=false for one."
+        )
+    if not is_asked:
         return
     precision = values.get("precision", None if base is None else base.precision)
     values.setdefault("load_in_4bit", True)
     values.setdefault("bnb_4bit_quant_type", "nf4")
     values.setdefault("bnb_4bit_use_double_quant", True)
     values.setdefault("bnb_4bit_compute_dtype", "float16" if precision == "fp16" else "bfloat16")
+    prepares = values.get("prepare_kbit") is None or read_bool(
+        "prepare_kbit", values["prepare_kbit"]
+    )
+    if base is None and prepares:
+        values.setdefault("checkpointing", "full")
     has_adapter = base is not None and base.adapter is not None
     if not has_adapter and not {"peft", "adapter", "lora_r", "lora_target_modules"} & set(values):
         values["peft"] = "lora"
 
 
-def _merge_precision(values: dict[str, Any]) -> None:
+def _merge_precision(values: dict[str, Any], base: Setup | None) -> None:
     """Replace the switches fp16 and bf16 by the field they stand for."""
-    switches = {name for name in ("fp16", "bf16") if values.pop(name, False)}
+    given = {name: values.pop(name) for name in ("fp16", "bf16") if name in values}
+    switches = {name for name, is_on in given.items() if is_on}
+    if base is not None and not switches and base.precision in given:
+        values.setdefault("precision", "fp32")  # it is switched off
     if len(switches) == 2:
         raise ConfigError(
             "--fp16 and --bf16 exclude each other: autocast has one dtype. Drop one of them."
@@ -142,7 +159,13 @@ def _merge_deepspeed(values: dict[str, Any], base: Setup | None) -> None:
         values[name] = value
 
 
-def _merge_checkpointing(values: dict[str, Any]) -> None:
+_CHECKPOINT_KWARGS = (
+    "use_reentrant every_n_layers preserve_rng_state context_fn determinism_check debug early_stop"
+).split()
+"""Arguments of ``torch.utils.checkpoint.checkpoint`` of torch 2.13, and transformers' own."""
+
+
+def _merge_checkpointing(values: dict[str, Any], base: Setup | None) -> None:
     """Read ``gradient_checkpointing_kwargs``."""
     value = values.pop("gradient_checkpointing_kwargs", None)
     if value is None:
@@ -158,10 +181,22 @@ def _merge_checkpointing(values: dict[str, Any]) -> None:
             ) from None
         if not isinstance(value, dict):
             raise ConfigError(f'{flag} takes a JSON object, for example {{"use_reentrant": true}}')
-    if "use_reentrant" in value and value["use_reentrant"] is not None:
-        values.setdefault("use_reentrant", read_bool("use_reentrant", value["use_reentrant"]))
+    for name in value:
+        if name not in _CHECKPOINT_KWARGS:
+            raise not_legal(f"{flag}: {name!r}", name, _CHECKPOINT_KWARGS)
+    if value.get("use_reentrant") is not None:
+        reentrant = read_bool("use_reentrant", value["use_reentrant"])
+        if values.setdefault("use_reentrant", reentrant) != reentrant:
+            raise ConfigError(f"--use-reentrant and {flag} contradict each other: drop one.")
     interval = value.get("every_n_layers")
-    if interval is not None and values.get("checkpointing", True) in (True, "full"):
+    if interval is None:
+        return
+    mode = values.get("checkpointing", "none" if base is None else base.checkpointing)
+    if mode == "none":
+        raise ConfigError(
+            f"{flag}: every_n_layers says nothing where nothing is recomputed: add --checkpointing."
+        )
+    if mode in (True, "full"):
         values["checkpointing"] = f"every_n:{interval}"
 
 
@@ -348,6 +383,8 @@ def _merge_packing(values: dict[str, Any], base: Setup | None, lengths: bool) ->
         raise ConfigError(
             f"--packing {value!r} is not known.{suggestion} Legal: bfd, wrapped, none."
         )
+    if strategy in ("none", "wrapped") and base is not None:
+        values.setdefault("padding_free", False)
     if strategy == "none":
         return
     if lengths:
@@ -382,9 +419,8 @@ def _merge_generation(values: dict[str, Any], base: Setup | None) -> None:
         raise ConfigError("--generation-max-length belongs to --predict-with-generate: add it.")
     if predicts:
         values.setdefault("eval_batch", _EVAL_BATCH)
-    if longest is not None:
-        # the first token of a decoder is given, as the prompt of a decoder-only model is
-        parts["new_tokens"] = max(longest - 1, 1)
+    if number is not None or longest is not None:
+        parts["max_length"] = longest
     values["generation"] = (
         dataclasses.replace(base_value, **parts) if base_value else Generation(**parts)
     )
@@ -407,12 +443,26 @@ def _merge_rollouts(values: dict[str, Any], base: Setup | None) -> None:
         values["rollouts"] = None
 
 
+def _merge_dtype(values: dict[str, Any], base: Setup | None) -> None:
+    """TRL's trainers load a model that they are given by name in float32, ``--dtype`` aside.
+
+    Source: ``create_model_from_path`` of TRL 1.16 ``trainer/utils.py``; before, ``from_pretrained``
+    of transformers 4 did. What is quantised comes from a ``from_pretrained`` of the user's own.
+    """
+    method = read_method(values.get("method", Method.SUPERVISED))
+    if base is None and not method.is_supervised and values.get("quantization") is None:
+        values.setdefault("dtype", Dtype.FLOAT32.value)
+
+
 def _merge_segments(values: dict[str, Any], base: Setup | None) -> None:
     """Write the switch expandable_segments into the allocator's configuration."""
-    if not values.pop("expandable_segments", False):
-        return
+    is_asked = values.pop("expandable_segments", None)
     conf = values.get("alloc_conf", "" if base is None else base.alloc_conf)
     items = [item for item in conf.split(",") if item.strip().startswith("expandable_segments")]
+    if is_asked is False and base is not None and "alloc_conf" not in values:
+        values["alloc_conf"] = ",".join(item for item in conf.split(",") if item not in items)
+    if not is_asked:
+        return
     if any(item.partition(":")[2].strip().lower() == "false" for item in items):
         raise ConfigError(
             f"--expandable-segments and --alloc-conf {conf} contradict each other: drop one."
@@ -421,10 +471,17 @@ def _merge_segments(values: dict[str, Any], base: Setup | None) -> None:
         values["alloc_conf"] = ",".join(filter(None, (conf, "expandable_segments:True")))
 
 
-def _merge_evaluation(values: dict[str, Any]) -> None:
+def _merge_evaluation(values: dict[str, Any], base: Setup | None) -> None:
     """``eval_strategy`` of the Trainer: with ``no`` the other options of evaluations do nothing."""
+
+    def leave_out(*names: str) -> None:
+        for name in names:
+            values.pop(name, None)
+            if base is not None:
+                values[name] = None
+
     if values.pop("prediction_loss_only", False):
-        values.pop("eval_samples", None)
+        leave_out("eval_samples")
     value = values.pop("eval_strategy", None)
     if value is None:
         return
@@ -434,5 +491,4 @@ def _merge_evaluation(values: dict[str, Any]) -> None:
     if strategy != "no":
         values.setdefault("eval_batch", _EVAL_BATCH)
         return
-    for name in ("eval_batch", "eval_samples", "eval_accumulation_steps"):
-        values.pop(name, None)
+    leave_out("eval_batch", "eval_samples", "eval_accumulation_steps")

@@ -155,9 +155,10 @@ class _ShortForms:
     qlora: bool = option(
         False,
         "QLoRA as people run it: a base of 4 bits in nf4 with quantised scales, which computes in "
-        "bfloat16 (with --fp16: float16), and LoRA. Every part can be named besides.",
+        "bfloat16 (with --fp16: float16), LoRA, and the checkpointing that peft's preparation of "
+        "the base switches on. Every part can be named besides (--checkpointing none).",
         panel=Panel.QUANTIZATION,
-        short="LoRA on a base of 4 bits (nf4).",
+        short="LoRA on a base of 4 bits (nf4), checkpointed.",
         field="quantization",
     )
     load_in_4bit: bool = option(

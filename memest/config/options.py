@@ -10,7 +10,8 @@ import dataclasses
 import functools
 import json
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from enum import Enum
 from typing import Any
 
 from memest.config.compatibility import check_built_dtype
@@ -119,6 +120,8 @@ _TOO_SMALL = {
 def _coerce(option: Option, value: Any) -> Any:
     """The value in the type its field has; ranges and choices are Setup's business."""
     flag = option.flags[0]
+    if isinstance(value, Enum):  # as TrainingArguments hold their own
+        value = value.value
     if option.kind in (Kind.SWITCH, Kind.EITHER):
         return read_bool(flag, value)
     if option.kind is Kind.WHOLE:
@@ -129,7 +132,10 @@ def _coerce(option: Option, value: Any) -> Any:
         except (TypeError, ValueError):
             raise ConfigError(f"{flag} {value!r} is not a number.") from None
     if option.kind is Kind.LIST:
-        return (value,) if isinstance(value, str) else tuple(value)
+        values = (value,) if isinstance(value, str) else value
+        if not isinstance(values, Iterable) or not all(isinstance(each, str) for each in values):
+            raise ConfigError(f"{flag} {value!r} is neither a text nor several.")
+        return tuple(values)
     if option.name == "software":
         return _software(value)
     if option.name == "precision":

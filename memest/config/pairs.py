@@ -123,6 +123,13 @@ _PAIRS = (
     ),
     Pair(
         "method",
+        "--method {s.method} and --num-labels {s.num_labels}",
+        lambda s: s.method is Method.REWARD and s.num_labels not in (None, 1),
+        "TRL refuses reward models of more than one label",
+        "Drop --num-labels.",
+    ),
+    Pair(
+        "method",
         "--method {s.method} and --fused-loss {s.fused_loss}",
         lambda s: s.fused_loss,
         "each method has a loss of its own",

@@ -53,6 +53,12 @@ class Software:
                     f"--software {item!r}: {version!r} is no version; write for example {name}=2.6"
                 )
             values[name] = (int(match.group(1)), int(match.group(2) or 0))
+        torch = values.get("torch", _NEWEST)
+        if torch[0] > _NEWEST[0] or _LAST_OF_1 < torch < (2, 0):
+            raise ConfigError(
+                f"--software {text!r}: PyTorch has no release {torch[0]}.{torch[1]}; the newest "
+                f"that memest knows is {_NEWEST[0]}.{_NEWEST[1]}."
+            )
         return cls(**values)
 
     def to_dict(self) -> dict[str, str]:
@@ -73,7 +79,7 @@ _FIRST_OF_YEAR = {
     (2, 10): 2026,
 }
 """The first of PyTorch's releases of each year, by its list of releases."""
-_NEWEST = (2, 13)
+_LAST_OF_1, _NEWEST = (1, 13), (2, 13)
 
 
 def torch_release_year(version: str) -> int | None:
@@ -87,6 +93,6 @@ def torch_release_year(version: str) -> int | None:
     """
     match = re.match(r"(\d+)\.(\d+)", version)
     release = (int(match[1]), int(match[2])) if match else (0, 0)
-    if release > _NEWEST or (2, 0) > release > (1, 13):
+    if release > _NEWEST or (2, 0) > release > _LAST_OF_1:
         return None
     return max((year for first, year in _FIRST_OF_YEAR.items() if first <= release), default=None)

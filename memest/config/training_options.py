@@ -117,8 +117,8 @@ class TrainingOptions:
     method: Method = option(
         Method.SUPERVISED,
         f"What is trained for: {legal_values(Method)}. All but the first are TRL's trainers: "
-        "--batch counts pairs of answers (kto, grpo, rloo: answers), --seq-len the tokens of "
-        "prompt and answer.",
+        "weights are float32 unless --dtype says otherwise, --batch counts pairs of answers (kto, "
+        "grpo, rloo: answers), --seq-len the tokens of prompt and answer.",
         "NAME",
         short="Trained for: supervised, dpo, kto, orpo, ...",
     )

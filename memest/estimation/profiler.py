@@ -8,17 +8,19 @@ and the run that comes of it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from memest.config.compatibility import check_scaled
 from memest.config.deepspeed import with_hidden_size
 from memest.config.inputs import NO_INPUTS, ModuleInputs, check_own_parts
 from memest.config.options import HARMLESS_ARGUMENTS, find_option
 from memest.config.parallelism import ONE_GPU
 from memest.config.setup import SdpaBackend, Setup, Task
-from memest.errors import MemestError, MissingDependencyError
+from memest.errors import ConfigError, MemestError, MissingDependencyError
 from memest.estimation.assumption import Usual
 from memest.estimation.evaluation_traces import EvaluationTraces
 from memest.estimation.optimizer_traces import OptimizerTraces
@@ -115,6 +117,8 @@ class Profiler:
         Raises:
             MemestError: a name that leads nowhere.
         """
+        if isinstance(model, os.PathLike):
+            model = os.fspath(model)
         if not isinstance(model, str):
             return cls(module=model, module_inputs=module_inputs, progress=progress)
         from memest.catalog.resolve import resolve_model
@@ -161,7 +165,7 @@ class Profiler:
         answer = self._sizes(profile, request)
         card = profile.model_cards[request.image_size]
         batch_sizes: dict[str, Any] = {**dict.fromkeys(SIZES), **answer.batch_sizes}
-        return replace(
+        setup = replace(
             request,
             **batch_sizes,
             task=card.task,
@@ -169,6 +173,16 @@ class Profiler:
             checkpointing=card.checkpointing,
             distributed=with_hidden_size(request.distributed, self._tracer.config),
         )
+        if request.batching is not None and "seq_len" not in answer.batch_sizes:
+            raise ConfigError(
+                f"--lengths and --dataset say how long texts are, and {card.class_name} for "
+                f"{card.task} reads none. Drop them."
+            )
+        axis, prompt = ("seq_len", setup.seq_len) if setup.target_len is None else ("target_len", 1)
+        if setup.generation is not None and prompt is not None:
+            limit = _limit(profile, setup, axis)
+            setup = replace(setup, generation=setup.generation.behind(prompt, limit))
+        return setup
 
     def with_own_batch(self, request: Setup, options: Mapping[str, Any]) -> Setup:
         """The setup with the batch of the example inputs, where options name none."""
@@ -213,8 +227,11 @@ class Profiler:
             axis: ``seq_len`` or ``target_len``.
 
         Returns:
-            None where the model names none, or where it is not known.
+            None where the model names none, or where it is not known: what is generated behind a
+            prompt takes of it.
         """
+        if request.generation is not None:
+            return None
         return _limit(self.profile_of(request), self.resolve(request), axis)
 
     # -- runs
@@ -287,6 +304,7 @@ class Profiler:
             program: of the micro-steps; None for one with the updates that go with them.
         """
         setup = question.setup
+        check_scaled(setup, {w.dtype for w in family.skeleton.weights if w.trains and w.has_grad})
         if own := family.skeleton.unpriced:
             setup = replace(setup, unpriced=tuple(dict.fromkeys((*setup.unpriced, *own))))
         if setup.sdpa_backend is not SdpaBackend.AUTO:

@@ -192,6 +192,8 @@ def settle(
     _samples(readings, value_by_option)
     copies = _share_out(value_by_option)
     acting, remarks = values_that_act(value_by_option)
+    if "method" in acting and "dtype" not in acting:  # TRL's own default is for models by name
+        acting["dtype"] = ReadValue("dtype", "auto", "as it is loaded", Level.DEFAULT)
     setup, reasons = _setup(acting)
     for option in reasons:
         remarks.append(Remark(acting.pop(option).origin, reasons[option]))

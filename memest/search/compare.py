@@ -151,6 +151,11 @@ def _named_changes(scenarios: Sequence[Change] | Mapping[str, Change]) -> dict[s
     for name, change in pairs:
         if name in changes or name == BASE:
             raise ConfigError(f"the scenario {name!r} is there twice: drop one.")
+        if not isinstance(change, (str, Mapping)):
+            raise ConfigError(
+                f"the scenario {name!r} is {change!r}: write a text or a dict of options, as in "
+                "{'half': {'fp16': True}, 'small': 'batch=1'}; a list of them names them itself."
+            )
         changes[name] = read_scenario(change) if isinstance(change, str) else dict(change)
         if not changes[name]:
             raise ConfigError(f"the scenario {name!r} changes nothing.")

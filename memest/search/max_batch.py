@@ -212,7 +212,8 @@ def _notes(
 def _size_search(profiler: Profiler, request: Setup, of: SizeAxis) -> _SizeSearch:
     """What there is to know of a model before the search on a GPU."""
     field = of.field
-    resolved_setup = profiler.resolve(request)
+    # lengths that leave no room for what is generated behind them are found by asking
+    resolved_setup = profiler.resolve(replace(request, generation=None))
     start = getattr(resolved_setup, field)
     distributed = request.distributed
     pieces = distributed.sequence_pieces
@@ -224,6 +225,12 @@ def _size_search(profiler: Profiler, request: Setup, of: SizeAxis) -> _SizeSearc
             f"--of seq-len looks at all lengths, and {flag} takes multiples "
             f"of {pieces} alone: name them, as in memest sweep --over "
             f"seq_len={64 * pieces},{128 * pieces},{256 * pieces}."
+        )
+    if of is SizeAxis.SEQ_LEN and request.batching is not None:
+        raise ConfigError(
+            "--of seq-len looks for one length, and --lengths and --dataset say those of the "
+            "samples: drop them, or look for the largest batch (--of batch). How they are cut "
+            "varies in memest sweep --over seq-len=512,1024."
         )
     if of is SizeAxis.BATCH:
         return _SizeSearch(

@@ -73,9 +73,8 @@ def audio(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) 
             sound.append(class_labels(built_model, setup.batch))
     elif "labels" in parameters:
         default = setup.seq_len or _SEQ2SEQ_TARGET
-        target, more_notes = target_length(
-            built_model.config, setup, default, reason="a sentence or two"
-        )
+        reason = "like --seq-len" if setup.seq_len else "a sentence or two"
+        target, more_notes = target_length(built_model.config, setup, default, reason=reason)
         notes += more_notes
         sound.append(labels((setup.batch, target)))
     return tuple(sound), BatchSizes(target_len=target, audio_seconds=seconds), notes

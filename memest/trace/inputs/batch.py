@@ -71,6 +71,8 @@ class PlannedBatch:
         """The sizes that the batch takes of a setup, and what there is to say of them."""
         _, sizes, notes = plan_batch(self.built_model, setup)
         batch_sizes = {name: value for name in SIZES if (value := getattr(sizes, name)) is not None}
+        if self.built_model.task is Task.SPEECH_SEQ2SEQ and setup.target_len is None:
+            setup = replace(setup, seq_len=None)  # it is the target's
         return SizeAnswer(batch_sizes, (*notes, *_ignored_size_notes(setup, sizes)))
 
     def unflatten(self, batch: Mapping[str, Any]) -> Any:
@@ -164,6 +166,13 @@ def plan_batch(built_model: BuiltModel, setup: Setup) -> BatchPlan:
         ConfigError: a size the model cannot take, or a model of unknown inputs.
     """
     parameters = forward_parameters(built_model.model)
+    takes_rows = built_model.task is Task.CAUSAL_LM and "position_ids" in parameters
+    if setup.padding_free and not takes_rows:
+        raise ConfigError(
+            "--padding-free and --packing lay samples end to end, which "
+            f"{type(built_model.model).__name__} for {built_model.task} does not train on: they "
+            "are for causal language models that take position_ids. Drop them."
+        )
     plans, sizes, notes = _plan(built_model, setup, parameters)
     notes = [*notes, *_unfed_notes(built_model, setup, parameters, plans)]
     if _needs_cast(built_model, setup):

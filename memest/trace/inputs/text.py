@@ -9,7 +9,6 @@ import torch
 
 from memest.config.positions import assumed_length, check_length, length_limit
 from memest.config.setup import Setup, Task
-from memest.errors import ConfigError
 from memest.trace.inputs.tensors import (
     WORD,
     BatchPlan,
@@ -59,7 +58,7 @@ def text(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -
         ids = (batch, NUM_CHOICES, length)
         notes.append(f"{NUM_CHOICES} choices for each sample")
     if setup.padding_free:
-        return _end_to_end(built_model, setup, parameters, length, notes)
+        return _end_to_end(built_model, setup, length, notes)
     plans = [TensorPlan(name="input_ids", shape=ids, value=tokens(ids, config))]
     kind = config.model_type
     if kind in _TOKEN_TYPES and "token_type_ids" in parameters:
@@ -97,24 +96,12 @@ def text(built_model: BuiltModel, setup: Setup, parameters: Mapping[str, Any]) -
     return tuple(plans), sizes, notes
 
 
-def _end_to_end(
-    built_model: BuiltModel,
-    setup: Setup,
-    parameters: Mapping[str, Any],
-    length: int,
-    notes: list[str],
-) -> BatchPlan:
+def _end_to_end(built_model: BuiltModel, setup: Setup, length: int, notes: list[str]) -> BatchPlan:
     """``DataCollatorWithFlattening``: one row, positions that start anew with every sample.
 
     No mask: kernels for sequences of any length find their ends in the positions, and other
     attention gets a mask of blocks from them.
     """
-    if built_model.task is not Task.CAUSAL_LM or "position_ids" not in parameters:
-        raise ConfigError(
-            f"--padding-free lays samples end to end, which {type(built_model.model).__name__} for "
-            f"{built_model.task} does not train on: it is for causal language models that take "
-            "position_ids. Drop it."
-        )
     ids = (1, setup.batch * length)
     samples = setup.batch
 

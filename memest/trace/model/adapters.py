@@ -13,7 +13,7 @@ import inspect
 import json
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
@@ -79,6 +79,7 @@ def add_adapter(
     except ImportError as error:
         raise ADAPTERS.missing() from error
     config, notes = _config(adapter, task)
+    notes += _unmatched(adapter, [name for name, _ in model.named_modules()])
     _leave_out(config, model, setup)
     register_packed_layers(config, model, adapter.method)
     # copies of quantised weights begin as an empty tensor, which must not be on the CPU
@@ -126,6 +127,19 @@ def prefix_of(model: Any) -> str:
         return ""
     base = base_of(model)
     return next((f"{n}." for n, module in model.named_modules() if module is base and n), "")
+
+
+def _unmatched(adapter: Adapter, names: Sequence[str]) -> list[str]:
+    """Names of modules that peft passes over in silence, as long as it finds another of a list."""
+    notes = []
+    for key in ("target_modules", "modules_to_save"):
+        wanted = adapter.settings.get(key)
+        notes += [
+            f"{key} {each} of the adapters has no effect: no module is called so"
+            for each in (wanted if isinstance(wanted, list) else ())
+            if not any(f".{name}".endswith(f".{each}") for name in names)
+        ]
+    return notes
 
 
 _ADALORA_STEPS = 10_000

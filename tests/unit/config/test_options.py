@@ -4,6 +4,7 @@ import dataclasses
 import shutil
 import subprocess
 import sys
+from enum import Enum
 from pathlib import Path
 
 import pytest
@@ -137,13 +138,57 @@ def test_counts_out_of_numpy():
         ({"gradient_checkpointing": "sometimes"}, "Legal: none, full, every_n:K"),
         ({"gradient_checkpointing_kwargs": "{x"}, "not valid JSON"),
         ({"gradient_checkpointing_kwargs": "[1]"}, "takes a JSON object"),
+        ({"checkpointing_kwargs": {"use_reentrnt": True}}, "Did you mean 'use_reentrant'"),
+        ({"checkpointing_kwargs": {"every_n_layers": 2}}, "add --checkpointing"),
+        (
+            {"use_reentrant": True, "checkpointing_kwargs": {"use_reentrant": False}},
+            "--use-reentrant and --checkpointing-kwargs contradict each other",
+        ),
         ({"expandable_segments": True, "alloc_conf": "expandable_segments:False"}, "contradict"),
+        ({"freeze": [1]}, "--freeze \\[1\\] is neither a text nor several"),
+        ({"fsdp_wrap": 3}, "--fsdp-wrap 3 is neither a text nor several"),
         ({"software": "torch=new"}, "is no version"),
+        ({"software": "torch=1.31"}, "has no release 1.31"),
+        ({"software": "torch=29"}, "the newest that memest knows is"),
     ],
 )
 def test_wrong_options(options, words):
     with pytest.raises(ConfigError, match=words):
         setup_from_options(**options)
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "same"),
+    [
+        ({"bf16": True}, {"bf16": False}, {}),
+        ({"bf16": True}, {"fp16": False}, {"bf16": True}),
+        ({"eval_batch": 4, "eval_samples": 9}, {"eval_strategy": "no"}, {}),
+        ({"eval_batch": 4, "eval_samples": 9}, {"prediction_loss_only": True}, {"eval_batch": 4}),
+        ({"expandable_segments": True}, {"expandable_segments": False}, {}),
+        ({"packing": "bfd", "seq_len": 64}, {"packing": "none"}, {"seq_len": 64}),
+        ({"packing": "bfd", "seq_len": 64}, {"packing": "wrapped"}, {"seq_len": 64}),
+        (
+            {"predict_with_generate": True, "generation_max_length": 60},
+            {"generate": 10},
+            {"generate": 10, "eval_batch": 8},
+        ),
+    ],
+    ids=str,
+)
+def test_what_a_change_switches_off_is_off(before, change, same):
+    """As ``memest compare --vs`` and ``profile.estimate`` change a run."""
+    assert setup_from_options(setup_from_options(**before), **change) == setup_from_options(**same)
+
+
+def test_enumerations_are_what_they_hold():
+    """As TrainingArguments of transformers hold their optimizer."""
+    held = Enum("OptimizerNames", {"ADAFACTOR": "adafactor"}).ADAFACTOR
+    assert setup_from_options(optim=held) == setup_from_options(optim="adafactor")
+
+
+def test_what_is_short_for_several_options_is_not_switched_off():
+    with pytest.raises(ConfigError, match="say which are off, load_in_4bit=false for one"):
+        setup_from_options(setup_from_options(qlora=True), qlora=False)
 
 
 NEW = """
@@ -194,3 +239,30 @@ def test_a_new_option_is_one_declaration(tmp_path):
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{ASKED}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [
+        ({"method": "dpo"}, "float32"),
+        ({"method": "grpo", "lora_r": 8}, "float32"),
+        ({"method": "dpo", "dtype": "auto"}, "auto"),
+        ({"method": "dpo", "qlora": True}, "auto"),
+        ({"method": "supervised"}, "auto"),
+    ],
+)
+def test_trl_loads_a_model_by_name_in_float32(options, dtype):
+    assert setup_from_options(**options).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("options", "checkpointing"),
+    [
+        ({}, "full"),
+        ({"checkpointing": "none"}, "none"),
+        ({"checkpointing": "every_n:2"}, "every_n:2"),
+        ({"prepare_kbit": False}, "none"),
+    ],
+)
+def test_peft_prepares_a_base_of_4_bits_with_checkpointing(options, checkpointing):
+    assert setup_from_options(qlora=True, **options).checkpointing == checkpointing

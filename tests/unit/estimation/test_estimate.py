@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import pytest
 
@@ -299,7 +300,33 @@ def test_fp16_autocast_over_fp16_weights_of_the_config_is_refused_with_advice(tm
     )
 
     with pytest.raises(ConfigError, match="gradient scaler refuses"):
-        ask(model=str(path), fp16=True)
+        ask(model=path, fp16=True)
+
+
+BF16 = {"fp16": True, "dtype": "bfloat16", "optim": "adamw_torch"}
+
+
+@pytest.mark.parametrize(
+    ("options", "scales"),
+    [
+        ({}, True),
+        ({"loop": "plain"}, True),
+        ({"lora_r": 4, "lora_target_modules": "c_attn", "autocast_adapter_dtype": False}, True),
+        ({"lora_r": 4, "lora_target_modules": "c_attn"}, False),
+        ({"cast_weights": "trainable=float32"}, False),
+        ({"dtype": "float32"}, False),
+        ({"bf16": True, "fp16": False}, False),
+        ({"num_gpus": 2, "zero": 2}, False),
+        ({"optim": "none"}, False),
+    ],
+    ids=str,
+)
+def test_the_gradient_scaler_takes_no_bfloat16(options, scales):
+    """CUDA has no kernel that unscales such gradients; adapters of peft are float32 mostly."""
+    question = {"seq_len": 16, "max_batch": False, **BF16, **options}
+    refused = pytest.raises(ConfigError, match="--fp16 with bfloat16 weights that train stops")
+    with refused if scales else nullcontext():
+        memest.estimate("gpt2?n_layer=1", **question)
 
 
 def test_what_keeps_gradients_alive_is_said_of_each_loop() -> None:

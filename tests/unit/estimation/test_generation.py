@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 import memest
+from memest.config.generation import Generation
 from memest.config.options import setup_from_options
 from memest.errors import ConfigError
 from memest.events import Phase
@@ -114,8 +115,33 @@ def test_what_trainers_call_it():
         predict_with_generate=True, generation_max_length=65, generation_num_beams=4
     )
     assert setup.eval_batch == 8
-    assert (setup.generation.new_tokens, setup.generation.num_beams) == (64, 4)
+    assert (setup.generation.max_length, setup.generation.num_beams) == (65, 4)
+    assert setup.generation.behind(1, None).new_tokens == 64
     assert setup_from_options(setup, predict_with_generate=False).generation is None
+
+
+def test_prompts_of_decoders_count():
+    """``generate`` of transformers counts them in ``max_length``, and their positions are read."""
+    longest = Generation(max_length=20)
+    assert longest.behind(12, None).new_tokens == 8
+    with pytest.raises(ConfigError, match="Write --generation-max-length 148, or --generate 128"):
+        longest.behind(20, None)
+    # the last token is not read
+    assert Generation(new_tokens=13).behind(500, 512).new_tokens == 13
+    with pytest.raises(ConfigError, match=r"more than the 512 pos.*Use --generate 13 or less"):
+        Generation(new_tokens=14).behind(500, 512)
+
+
+def test_a_generation_stops_where_positions_end(folder):
+    options = {"generate": 100, "optim": "none", **ALONE}
+    with pytest.raises(ConfigError, match="100 tokens generated behind 500 are more than the 512"):
+        memest.estimate(folder, seq_len=500, **options)
+
+
+@pytest.mark.slow
+def test_the_longest_prompt_leaves_room_for_what_is_generated(folder):
+    answer = memest.max_batch(folder, of="seq-len", generate=100, gpu="t4", optim="none")
+    assert 256 <= answer.largest <= 413
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,9 @@ def test_every_family_has_its_price(optim, model):
 
 
 @pytest.mark.slow("schedule_free_adamw-precision0", "apollo_adamw-precision2")
-@pytest.mark.parametrize("precision", [{}, {"fp16": True}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize(
+    "precision", [{}, {"fp16": True, "dtype": "float32"}, {"dtype": "bfloat16"}]
+)
 @pytest.mark.parametrize("optim", ["schedule_free_adamw", "apollo_adamw"])
 def test_libraries_compose_for_any_number_of_steps(optim, precision):
     facts = OPTIMIZER_FACTS[optim]

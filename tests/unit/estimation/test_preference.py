@@ -119,6 +119,11 @@ def test_a_model_that_does_not_write_is_refused():
         memest.estimate("bert-base-uncased", method="dpo", batch=1, seq_len=32)
 
 
+def test_a_reward_model_of_several_labels_is_refused():
+    with pytest.raises(memest.ConfigError, match="TRL refuses reward models of more than one"):
+        Setup(method="reward", num_labels=3)
+
+
 def test_a_reward_model_has_one_label():
     setup = Setup(method="reward")
 

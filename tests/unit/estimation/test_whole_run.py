@@ -3,6 +3,7 @@
 import pytest
 
 import memest
+from memest.errors import ConfigError
 from memest.search.profile import profile
 
 MODEL = "HuggingFaceTB/SmolLM2-135M?num_hidden_layers=2&vocab_size=1000"
@@ -48,3 +49,8 @@ def test_allocated_peaks_of_many_points_have_everything_around_the_steps(options
     points = [{"batch": 2}, {"batch": 3}]
     each = [asked.spot(gpu="t4", **point).peak.allocated_bytes for point in points]
     assert asked.allocated(points, gpu="t4") == each
+
+
+def test_lengths_of_text_are_refused_where_none_is_read(lengths):
+    with pytest.raises(ConfigError, match="for image-classification reads none"):
+        memest.estimate("google/vit-base-patch16-224?num_hidden_layers=1", lengths=lengths)

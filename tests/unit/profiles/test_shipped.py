@@ -230,7 +230,7 @@ def test_what_the_trainer_does_anyway_may_be_named():
 
 CHANGED = re.compile(r"Without torch, (\S+) is answered (?:with ([^,]+))?(.*)\.$")
 ALONE = {
-    "Qwen/Qwen2.5-7B --qlora --gpu rtx-4090": "--checkpointing full --bf16",
+    "Qwen/Qwen2.5-7B --qlora --gpu rtx-4090": "--bf16",
     "Qwen/Qwen2.5-3B --lora-r 16 --lora-dropout 0.05 --bf16": "without --lora-dropout",
     "Qwen/Qwen3-8B --bf16 --attn-implementation flash_attention_2": "without --attn-impl",
     "unsloth/Llama-3.2-3B-Instruct-bnb-4bit --lora-r 8 --fp16 --gpu t4":

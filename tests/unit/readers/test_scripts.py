@@ -878,6 +878,13 @@ def test_a_class_makes_parameters_of_the_default_dtype(tmp_path, before, dtype):
     assert run.options["dtype"] == dtype
 
 
+def test_a_model_that_a_script_loads_for_trl_has_its_own_dtype(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(LOADED.replace("Trainer(", "trl.DPOTrainer(").format("import trl"))
+    run = memest.read_config(path, seq_len=8)
+    assert (run.options["method"], run.options["dtype"]) == ("dpo", "auto")
+
+
 def test_samples_are_what_the_head_takes(tmp_path):
     path = tmp_path / "train.py"
     for kind, unpriced in (

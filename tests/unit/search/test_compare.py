@@ -228,6 +228,7 @@ def test_what_is_no_scenario(words, message):
         (["prajjwal1/bert-tiny", "prajjwal1/bert-mini"], ["fp16"], "not both"),
         ("prajjwal1/bert-tiny", ["fp16", "fp16"], "is there twice"),
         ("prajjwal1/bert-tiny", {"x": {}}, "changes nothing"),
+        ("prajjwal1/bert-tiny", {"fp16": True}, "the scenario 'fp16' is True: write a text or"),
         ("prajjwal1/bert-tiny", ["batch=0"], "out of range"),
     ],
 )

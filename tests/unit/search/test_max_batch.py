@@ -338,3 +338,10 @@ def test_completions_are_as_many_as_were_asked_for(tmp_path):
     answer = memest.max_batch(str(tmp_path), **options, **card).answers[0]
     assert 2 <= answer.safe < 7
     assert [(way.micro_batch, way.num_micro_steps) for way in answer.effective] == [(1, 7)]
+
+
+def test_a_length_is_not_looked_for_among_those_of_a_file(tmp_path):
+    file = tmp_path / "lengths.txt"
+    file.write_text("10\n60\n")
+    with pytest.raises(ConfigError, match="--of seq-len looks for one length"):
+        memest.max_batch(TINY, of="seq-len", lengths=str(file), **CARD)

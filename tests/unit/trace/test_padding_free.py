@@ -48,7 +48,15 @@ def test_flash_attention_needs_no_mask_and_other_attention_one_of_the_row(tmp_pa
     assert not any(size in (square, 2 * square) for size in flash.sizes)
 
 
-def test_what_is_no_causal_model_is_refused():
+@pytest.mark.parametrize(
+    "model",
+    [
+        "bert-base-uncased?num_hidden_layers=1",
+        "google/vit-base-patch16-224?num_hidden_layers=1",
+        "openai/whisper-tiny?encoder_layers=1&decoder_layers=1",
+    ],
+)
+def test_what_is_no_causal_model_is_refused(model):
     setup = Setup(batch=2, seq_len=16, padding_free=True)
-    with pytest.raises(ConfigError, match="padding-free"):
-        build(setup, resolve_model("bert-base-uncased?num_hidden_layers=1"), None, None, None)
+    with pytest.raises(ConfigError, match="--padding-free and --packing lay samples end to end"):
+        build(setup, resolve_model(model), None, None, None)

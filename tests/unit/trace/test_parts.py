@@ -90,3 +90,17 @@ def test_a_tower_of_an_unknown_name_is_refused():
 def test_a_part_that_is_none_is_refused():
     with pytest.raises(ConfigError, match=r"--frozen-parts 'visoin' .*vision"):
         setup_from_options(frozen_parts=("visoin",))
+
+
+def test_names_that_peft_passes_over_are_said():
+    config = transformers.LlamaConfig(**_TEXT)
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config)
+    named = ["q_proj", "qkv_proj", "self_attn.v_proj"]
+    setup = setup_from_options(lora_target_modules=named, modules_to_save=["lm_head", "score"])
+    _, notes = add_adapter(model, Task.CAUSAL_LM, setup)
+
+    assert [note for note in notes if "no effect" in note] == [
+        "target_modules qkv_proj of the adapters has no effect: no module is called so",
+        "modules_to_save score of the adapters has no effect: no module is called so",
+    ]

@@ -158,6 +158,15 @@ def test_segmentation_labels_every_pixel(plan):
 # -- sound -----------------------------------------------------------------------------------------
 
 
+def test_a_length_is_that_of_what_is_spoken_where_none_is_named(build):
+    built, setup = build("openai/whisper-large-v3", seq_len=100)
+    answer = PlannedBatch(built).answer(setup)
+
+    assert answer.batch_sizes["target_len"] == 100
+    assert "target length 100, like --seq-len (--target-len sets it)" in answer.notes
+    assert not any("no effect" in note for note in answer.notes)
+
+
 def test_whisper_has_a_window_of_thirty_seconds(plan):
     plans, sizes, notes = plan("openai/whisper-large-v3")
 
