@@ -69,7 +69,10 @@ class Generation:
     def words(self) -> str:
         """In a short phrase."""
         beams = "" if self.num_beams == 1 else f", {self.num_beams} beams"
-        return f"{self.new_tokens:,} tokens generated{beams}"
+        alone = (
+            "" if self.caches else ", each by a forward of all before it (checkpointing: no cache)"
+        )
+        return f"{self.new_tokens:,} tokens generated{beams}{alone}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
