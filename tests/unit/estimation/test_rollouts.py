@@ -7,6 +7,7 @@ import json
 import pytest
 
 import memest
+from memest.config.options import setup_from_options
 from memest.config.rollouts import Rollouts
 from memest.estimation.tracer import Tracer
 from memest.events import Category, Phase
@@ -247,6 +248,12 @@ def test_what_was_not_checked_of_online_dpo_is_refused(model, options, words):
         memest.estimate(model, **{**ONLINE, **options})
 
     assert "\n" not in str(refused.value)
+
+
+def test_online_dpo_alone_loads_its_model_as_it_was_saved():
+    loaded = {each: setup_from_options(method=each).dtype for each in ("online-dpo", "grpo")}
+
+    assert loaded == {"online-dpo": "auto", "grpo": "float32"}
 
 
 @pytest.mark.slow
