@@ -265,7 +265,7 @@ def test_runs_that_write_completions_are_answered(open_page: Open, method: str, 
     assert not app.exception
     assert not app.error
     assert app.query_params["method"] == method
-    assert f"{method.upper()} by TRL" in texts(app)
+    assert f"{name.upper()} by TRL" in texts(app)
 
 
 @pytest.mark.slow
