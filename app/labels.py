@@ -62,6 +62,7 @@ _CHOICES = {
     "reward": "Reward",
     "grpo": "GRPO",
     "rloo": "RLOO",
+    "online-dpo": "Online DPO",
 }
 """What is trained for, as people write it."""
 _WORDS = {

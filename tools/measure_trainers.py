@@ -61,6 +61,8 @@ CASES = (
     case("grpo-lora", "grpo", batch=8, completion=128, lora=LORA),
     case("grpo-beta", "grpo", batch=8, completion=128, args={"beta": 0.04}),
     case("rloo-full", "rloo", batch=8, completion=128),
+    case("online-dpo-full", "online-dpo", batch=4, completion=128),
+    case("online-dpo-lora", "online-dpo", batch=4, completion=128, lora=LORA),
     case("dpo-no-checkpointing", "dpo", args={"gradient_checkpointing": False}),
     case("dpo-ipo", "dpo", args={"loss_type": ["ipo"]}),
     case("dpo-qlora", "dpo", LLAMA, quantised="nf4", lora=LORA),
@@ -79,6 +81,9 @@ CASES = (
     case("dpo-long", "dpo", batch=1, prompt=1024, completion=1024, args={"max_length": 4096}),
 )  # fmt: skip
 """Most telling first: what a budget cuts off is least missed."""
+
+_WRITE = ("grpo", "rloo", "online-dpo")
+"""Methods whose trainers have completions written."""
 
 _LOAD_A_REFERENCE = ("dpo", "kto", "rloo", "grpo")
 """Methods whose trainers load the reference model once more from where the model came from."""
@@ -353,15 +358,15 @@ def trainer_for(asked: dict[str, Any], model: Any, device: str, folder: Path) ->
 
     names = {
         "sft": "SFT", "dpo": "DPO", "kto": "KTO", "reward": "Reward", "grpo": "GRPO",
-        "rloo": "RLOO", "orpo": "ORPO", "cpo": "CPO",
+        "rloo": "RLOO", "orpo": "ORPO", "cpo": "CPO", "online-dpo": "OnlineDPO",
     }  # fmt: skip
     method, word = asked["method"], names[asked["method"]]
     home: Any = trl
     if not hasattr(trl, f"{word}Trainer"):
         from importlib import import_module
 
-        home = import_module(f"trl.experimental.{method}")
-    rl = method in ("grpo", "rloo")
+        home = import_module(f"trl.experimental.{method.replace('-', '_')}")
+    rl = method in _WRITE
     arguments: dict[str, Any] = {
         "output_dir": str(folder / "run"),
         "per_device_train_batch_size": asked["batch"],
@@ -374,7 +379,10 @@ def trainer_for(asked: dict[str, Any], model: Any, device: str, folder: Path) ->
         "use_cpu": device == "cpu",
         "bf16": True,
     }
-    if rl:
+    if method == "online-dpo":
+        length = asked["prompt"] + asked["completion"]
+        arguments |= {"max_new_tokens": asked["completion"], "max_length": length}
+    elif rl:
         arguments |= {"max_completion_length": asked["completion"], "num_generations": 4}
     elif method != "reward":
         arguments["max_length"] = asked["prompt"] + asked["completion"] + 8
@@ -408,7 +416,7 @@ def texts(asked: dict[str, Any], number: int) -> dict[str, Any]:
     length = asked["completion"]
     if method == "sft":
         return {"text": words(asked["prompt"] + length)}
-    if method in ("grpo", "rloo"):
+    if method in _WRITE:
         return {"prompt": prompt}
     if method == "kto":
         return {"prompt": prompt, "completion": " " + words(length), "label": number % 2 == 0}

@@ -99,7 +99,7 @@ def options_of(row: dict[str, Any]) -> dict[str, Any]:
     arguments = dict(row.get("args", {}))
     arguments.pop("max_length", None)  # above the texts' own
     method = row["method"]
-    generates = method in ("grpo", "rloo")
+    generates = method in ("grpo", "rloo", "online-dpo")
     out: dict[str, Any] = {
         "batch": row["batch"],
         "seq_len": row["prompt"] + row["completion"] + (0 if generates else END),

@@ -15,6 +15,14 @@ __all__ = ["CACHES", "Generation", "check_generation"]
 
 CACHES = ("dynamic", "static")
 _MAX_VALUE = 1 << 20
+_UNSAID = {
+    "draws": False,
+    "caches": True,
+    "in_step": False,
+    "beside_gradients": False,
+    "max_length": None,
+}
+"""What is not said where it is so: nobody learns from what is written, and its length is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +35,10 @@ class Generation:
             of ``new_tokens``; None where those are known.
         cache: ``dynamic`` concatenates at every step, ``static`` allocates its full length once.
         draws: tokens are drawn from all of the vocabulary, as trainers do that learn from them.
+        caches: keys and values are kept; else every token is a forward of all before it.
+        in_step: the model writes in its training step, in training mode and at another temperature
+            than 1, as TRL's OnlineDPOTrainer has it.
+        beside_gradients: those of earlier micro-steps are there meanwhile.
 
     Raises:
         ConfigError: values that no ``generate`` takes.
@@ -42,6 +54,9 @@ class Generation:
     )
     draws: bool = False
     max_length: int | None = None
+    caches: bool = True
+    in_step: bool = False
+    beside_gradients: bool = False
 
     def __post_init__(self) -> None:
         for name, flag in (("new_tokens", "--generate"), ("num_beams", "--num-beams")):
@@ -54,13 +69,16 @@ class Generation:
     def words(self) -> str:
         """In a short phrase."""
         beams = "" if self.num_beams == 1 else f", {self.num_beams} beams"
-        return f"{self.new_tokens:,} tokens generated{beams}"
+        alone = (
+            "" if self.caches else ", each by a forward of all before it (checkpointing: no cache)"
+        )
+        return f"{self.new_tokens:,} tokens generated{beams}{alone}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         values = dataclasses.asdict(self)
-        for name in ("draws", "max_length"):
-            if not values[name]:
+        for name, usual in _UNSAID.items():
+            if values[name] == usual:
                 del values[name]
         return values
 

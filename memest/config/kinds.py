@@ -151,6 +151,7 @@ class Method(enum.StrEnum):
     REWARD = "reward"
     GRPO = "grpo"
     RLOO = "rloo"
+    ONLINE_DPO = "online-dpo"
 
     @property
     def is_supervised(self) -> bool:
@@ -160,17 +161,22 @@ class Method(enum.StrEnum):
     @property
     def generates(self) -> bool:
         """Whether it learns from what the model writes in the run itself."""
-        return self in (Method.GRPO, Method.RLOO)
+        return self in (Method.GRPO, Method.RLOO, Method.ONLINE_DPO)
+
+    @property
+    def writes_pairs(self) -> bool:
+        """Whether every micro-batch of prompts gets two completions of each, in the step itself."""
+        return self is Method.ONLINE_DPO
 
     @property
     def has_reference(self) -> bool:
         """Whether a step scores answers by a second model too, that of before the training."""
-        return self in (Method.DPO, Method.IPO, Method.KTO)
+        return self in (Method.DPO, Method.IPO, Method.KTO, Method.ONLINE_DPO)
 
     @property
     def makes_all_logits(self) -> bool:
         """Whether the logits of all tokens are there at once."""
-        return self in (Method.ORPO, Method.CPO, Method.SIMPO)
+        return self in (Method.ORPO, Method.CPO, Method.SIMPO, Method.ONLINE_DPO)
 
 
 class LogProbs(enum.StrEnum):
@@ -275,7 +281,8 @@ _METHODS = {
     # other losses over the same tensors (GRPOConfig.loss_type, importance_sampling_level)
     **dict.fromkeys(("gspo", "dapo", "dr-grpo"), Method.GRPO),
 }
-_UNPRICED_METHODS = "ppo online-dpo nash-md xpo reinforce++ gkd bco prm rlhf".split()
+_GONE_METHODS = "ppo nash-md xpo bco prm".split()
+_UNPRICED_METHODS = [*_GONE_METHODS, "reinforce++", "gkd", "rlhf"]
 
 
 def read_method(value: Any) -> Method:
@@ -290,10 +297,11 @@ def read_method(value: Any) -> Method:
     if text in _METHODS:
         return _METHODS[text]
     if text in _UNPRICED_METHODS:
+        gone = "TRL 1.16 has no trainer of it any more, and " if text in _GONE_METHODS else ""
         raise ConfigError(
-            f"--method {value} is not priced: what it takes beside a step (generation, rewards, "
-            f"further models) is not modelled. Legal: {', '.join(Method)}. A lower bound is the "
-            f"step alone: leave --method out and add --unpriced {text}."
+            f"--method {value} is not priced: {gone}what it takes beside a step (generation, "
+            f"rewards, further models) is not modelled. Legal: {', '.join(Method)}. A lower bound "
+            f"is the step alone: leave --method out and add --unpriced {text}."
         )
     raise not_legal(f"--method {value!r}", text, list(Method))
 

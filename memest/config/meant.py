@@ -43,6 +43,7 @@ _SAYS: dict[str, str] = {
     "unsloth": "a script of Unsloth's as the question: memest fits train.py",
     **{name: _PREFERENCES.format(name.upper()) for name in ("ppo", "rlhf")},
     **{name: f"--method {name}" for name in "dpo ipo kto orpo cpo simpo grpo rloo".split()},
+    "online_dpo": "--method online-dpo",
     **dict.fromkeys("rm reward_model reward".split(), "--method reward"),
     **dict.fromkeys(
         "trainer trl_trainer training_method rl".split(),

@@ -437,7 +437,7 @@ def _merge_rollouts(values: dict[str, Any], base: Setup | None) -> None:
     elif parts:
         raise ConfigError(
             f"{_FLAGS[next(iter(parts))]} says nothing where a run learns from no completions of "
-            "its own: add --method grpo or rloo."
+            "its own: add --method grpo, rloo or online-dpo."
         )
     elif base_value is not None:
         values["rollouts"] = None
@@ -446,11 +446,14 @@ def _merge_rollouts(values: dict[str, Any], base: Setup | None) -> None:
 def _merge_dtype(values: dict[str, Any], base: Setup | None) -> None:
     """TRL's trainers load a model that they are given by name in float32, ``--dtype`` aside.
 
+    OnlineDPOTrainer alone loads it as it was saved.
+
     Source: ``create_model_from_path`` of TRL 1.16 ``trainer/utils.py``; before, ``from_pretrained``
     of transformers 4 did. What is quantised comes from a ``from_pretrained`` of the user's own.
     """
     method = read_method(values.get("method", Method.SUPERVISED))
-    if base is None and not method.is_supervised and values.get("quantization") is None:
+    in_full = not method.is_supervised and not method.writes_pairs
+    if base is None and in_full and values.get("quantization") is None:
         values.setdefault("dtype", Dtype.FLOAT32.value)
 
 

@@ -10,70 +10,29 @@ Sources: ``ParallelismConfig``, ``_attach_context_parallel_hooks``, ``_prepare_d
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 from memest.config.kinds import (
     SDPA,
     Attention,
     Fsdp,
-    LogProbs,
     Loop,
-    Method,
     Precision,
     Schedule,
     Strategy,
-    Task,
     ZeroGrad,
     ZeroGradAt,
 )
+from memest.config.method_pairs import METHOD_PAIRS
 from memest.config.optimizers import facts_of
+from memest.config.pair import Pair
 from memest.config.quantization import Format
-from memest.config.rollouts import Engine
 from memest.config.training_options import TrainingOptions
 from memest.errors import ConfigError
 
 __all__ = ["refuse_pairs"]
 
 
-class Pair(NamedTuple):
-    """An option that is refused beside others.
-
-    Attributes:
-        groups: the others, by the names that :func:`refuse_pairs` takes, with blanks between.
-        label: the option; ``{s}`` is the setup.
-        applies: whether a setup has the option.
-        why: the reason, where there is more to say than that nobody compared it.
-        remedy: what to write; given, ``label`` names both of them, and they exclude each other.
-    """
-
-    groups: str
-    label: str
-    applies: Callable[[TrainingOptions], object]
-    why: str = ""
-    remedy: str = ""
-
-
 def _another_adapter(s: TrainingOptions) -> bool:
     return s.adapter is not None and s.adapter.method != "lora"
-
-
-def _task_of(method: Method) -> Task:
-    return Task.SEQUENCE_CLASSIFICATION if method is Method.REWARD else Task.CAUSAL_LM
-
-
-def _has_losses_of(log_probs: LogProbs, method: Method) -> bool:
-    """Whether a trainer has a method's log-probabilities from there."""
-    if log_probs is LogProbs.FUSED:
-        return True
-    return method in (Method.DPO, Method.IPO, Method.ORPO, Method.SIMPO) or (
-        method is Method.CPO and log_probs is LogProbs.LOGITS
-    )
-
-
-def _writes_itself(s: TrainingOptions) -> bool:
-    """Whether the trained model writes the completions that it learns from."""
-    return s.method.generates and (s.rollouts is None or s.rollouts.engine is Engine.MODEL)
 
 
 def _asks_for_modules(s: TrainingOptions) -> bool:
@@ -93,147 +52,7 @@ _BY_MODULE = "--optim {s.optimizer}, which asks which module owns a weight"
 _FUSED_LOSS = "a fused loss ({s.fused_loss})"
 
 _PAIRS = (
-    Pair(
-        "method supervised",
-        "--precompute-ref-log-probs and --method {s.method}",
-        lambda s: s.precompute_ref_log_probs and not s.method.has_reference,
-        "{s.method} has no reference model",
-        "Leave it out, or write --method dpo, ipo or kto.",
-    ),
-    Pair(
-        "supervised",
-        "--log-probs {s.log_probs} and --method {s.method}",
-        lambda s: s.log_probs is not LogProbs.FUSED,
-        "a supervised step has one loss",
-        "Leave it out, or write --method dpo, ipo, orpo or simpo.",
-    ),
-    Pair(
-        "method",
-        "--method {s.method} and --loop {s.loop}",
-        lambda s: s.loop is not Loop.TRAINER,
-        "what is priced is TRL's trainer",
-        "Drop --loop.",
-    ),
-    Pair(
-        "method",
-        "--method {s.method} and a model for {s.task}",
-        lambda s: s.task not in (Task.AUTO, _task_of(s.method)),
-        "TRL trains causal language models, and of them reward models with one label",
-        "Leave --method out, or ask about a causal language model (drop --task where it is named).",
-    ),
-    Pair(
-        "method",
-        "--method {s.method} and --num-labels {s.num_labels}",
-        lambda s: s.method is Method.REWARD and s.num_labels not in (None, 1),
-        "TRL refuses reward models of more than one label",
-        "Drop --num-labels.",
-    ),
-    Pair(
-        "method",
-        "--method {s.method} and --fused-loss {s.fused_loss}",
-        lambda s: s.fused_loss,
-        "each method has a loss of its own",
-        "Drop --fused-loss.",
-    ),
-    Pair(
-        "method",
-        "--zero 3",
-        lambda s: s.distributed.zero == 3 and s.method.generates,
-        "what scores completions changes what DeepSpeed gathers ahead in the step; --zero 2 is "
-        "priced, and --fsdp full_shard with --engine vllm or server",
-    ),
-    Pair(
-        "method",
-        "--fsdp {s.distributed.fsdp} with completions by the model itself",
-        lambda s: s.distributed.strategy is Strategy.FSDP and _writes_itself(s),
-        "every token gathers the weights anew; --engine vllm and server are priced",
-    ),
-    Pair(
-        "method",
-        "--fsdp {s.distributed.fsdp} with adapters",
-        lambda s: (
-            s.distributed.strategy is Strategy.FSDP and s.method.generates and s.adapter is not None
-        ),
-        "whether TRL merges shards of adapters for vLLM is open in its own source",
-    ),
-    Pair(
-        "method",
-        "--fsdp-version 1",
-        lambda s: s.distributed.flattens and (s.method.has_reference or s.method.generates),
-        "units are gathered for two models, or twice for one; --fsdp-version 2 is priced",
-    ),
-    Pair(
-        "method",
-        "--precompute-ref-log-probs under FSDP",
-        lambda s: s.distributed.strategy is Strategy.FSDP and s.precompute_ref_log_probs,
-        "TRL asks the reference before the training begins, gathered whole, and that is not priced",
-    ),
-    Pair(
-        "method",
-        "--precompute-ref-log-probs under --zero 3",
-        lambda s: s.distributed.zero == 3 and s.precompute_ref_log_probs,
-        "TRL asks it by a second engine around the model, whose hooks stay",
-    ),
-    Pair(
-        "method",
-        "--log-probs {s.log_probs} under FSDP",
-        lambda s: (
-            s.distributed.strategy is Strategy.FSDP
-            and s.has_reference_model
-            and s.log_probs is not LogProbs.FUSED
-        ),
-        "axolotl wraps the reference layer by layer, LLaMA-Factory not at all; priced is TRL 1.16",
-    ),
-    Pair(
-        "method",
-        "--cp, --sp, --tp, --ep and --pp",
-        lambda s: (
-            s.distributed.shares_model
-            or max(s.distributed.cp, s.distributed.sp, s.distributed.pp) > 1
-        ),
-    ),
-    Pair(
-        "method",
-        "--log-probs {s.log_probs}",
-        lambda s: not _has_losses_of(s.log_probs, s.method),
-        "no trainer that was read has it so",
-    ),
-    Pair(
-        "method",
-        "a quantised base",
-        lambda s: s.quantization is not None and s.method.makes_all_logits,
-        "TRL then makes norms and head of other dtypes and computes the loss in a region of its "
-        "own",
-    ),
-    Pair(
-        "method",
-        "--engine vllm and a base of 8 bits",
-        lambda s: (
-            s.rollouts is not None
-            and s.rollouts.engine is Engine.VLLM
-            and s.quantization is not None
-            and s.quantization.format is Format.BNB_8BIT
-        ),
-        "vLLM does not quantise to 8 bits when it loads, and TRL refuses it",
-        "Use --load-in-4bit, or --engine model.",
-    ),
-    Pair("method", "--use-liger-kernel", lambda s: s.use_liger_kernel),
-    Pair("method", "--torch-compile", lambda s: s.torch_compile),
-    Pair("method", "an evaluation (--eval-batch, --with eval)", lambda s: s.eval_batch is not None),
-    Pair("method", "--generate", lambda s: s.generation is not None),
-    Pair(
-        "method",
-        "lengths that differ from batch to batch",
-        lambda s: s.batching is not None,
-        "--seq-len with the longest, and --padded, price the largest batch",
-    ),
-    Pair(
-        "method",
-        "--padding-free",
-        lambda s: s.padding_free,
-        "TRL 1.16 pads all the same",
-    ),
-    Pair("method", "--neftune-noise-alpha", lambda s: s.neftune_noise_alpha is not None),
+    *METHOD_PAIRS,
     Pair(
         "cp",
         "--cp {s.distributed.cp} and --zero {s.distributed.zero}",

@@ -1,6 +1,7 @@
 """Completions that a run writes and learns from: who writes them, how long they are. Torch-free.
 
-Source: TRL 1.16 ``trainer/grpo_config.py``, ``trainer/rloo_config.py``.
+Source: TRL 1.16 ``trainer/grpo_config.py``, ``trainer/rloo_config.py``,
+``experimental/online_dpo/online_dpo_config.py``.
 """
 
 from __future__ import annotations

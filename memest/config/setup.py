@@ -88,13 +88,14 @@ class Setup(TrainingOptions):
         set_field(self, "dtype", _dtype_name(self.dtype))
         set_field(self, "method", read_method(self.method))
         if self.method.generates:
-            beta = 0.05 if self.method is Method.RLOO else 0.0
             rollouts = read_rollouts(self.rollouts) or Rollouts()
-            set_field(self, "rollouts", rollouts.with_beta(beta))
+            if not self.method.writes_pairs:  # whose beta keeps no reference, nor does without one
+                rollouts = rollouts.with_beta(0.05 if self.method is Method.RLOO else 0.0)
+            set_field(self, "rollouts", rollouts)
         elif self.rollouts is not None:
             raise ConfigError(
                 f"Rollouts belong to methods that generate, and --method {self.method} does not: "
-                "write --method grpo or rloo."
+                "write --method grpo, rloo or online-dpo."
             )
         if self.method is Method.REWARD and self.task in (Task.AUTO, "auto"):
             # RewardTrainer: AutoModelForSequenceClassification with num_labels=1

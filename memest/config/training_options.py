@@ -117,8 +117,9 @@ class TrainingOptions:
     method: Method = option(
         Method.SUPERVISED,
         f"What is trained for: {legal_values(Method)}. All but the first are TRL's trainers: "
-        "weights are float32 unless --dtype says otherwise, --batch counts pairs of answers (kto, "
-        "grpo, rloo: answers), --seq-len the tokens of prompt and answer.",
+        "weights are float32 unless --dtype says otherwise (online-dpo: as saved), --batch counts "
+        "pairs of answers (kto, grpo, rloo: answers; online-dpo: prompts, of two answers each), "
+        "--seq-len the tokens of prompt and answer.",
         "NAME",
         short="Trained for: supervised, dpo, kto, orpo, ...",
     )
@@ -398,7 +399,7 @@ class TrainingOptions:
     @property
     def has_reference(self) -> bool:
         """Whether the run asks a reference: another model, or this one with its adapters off."""
-        if self.rollouts is not None:
+        if self.rollouts is not None and not self.method.has_reference:
             return bool(self.rollouts.kl_beta)
         return self.method.has_reference and not self.precompute_ref_log_probs
 
@@ -541,6 +542,8 @@ class TrainingOptions:
     @property
     def scores_by_fused_head(self) -> bool:
         """Whether a method has log-probabilities tile by tile, without all logits at once."""
+        if self.method.makes_all_logits:
+            return False
         fused = self.method.has_reference and self.log_probs is LogProbs.FUSED
         return self.method.generates or fused
 

@@ -23,7 +23,7 @@ from memest.profiles.joined import STEPS_NEEDED, join_runs
 from memest.profiles.stream import Stream
 from memest.workspaces.operator_call import GpuTraits
 
-__all__ = ["generation_notes", "length_notes", "resolve_run", "steps_run"]
+__all__ = ["generation_notes", "generation_setup", "length_notes", "resolve_run", "steps_run"]
 
 _SHARE = 0.05
 """Batches laid flat are told with a bound that an epoch exceeds with this chance at most."""
@@ -187,7 +187,7 @@ def _with_generation(profiler: Profiler, run: Run, gpu: GpuTraits) -> Run:
         ConfigError: the model cannot generate.
         TraceError: something that a trace cannot follow.
     """
-    setup = _generating(run.setup)
+    setup = generation_setup(run.setup)
     if setup is None or setup.generation is None:
         return run
     trace = profiler.generation(
@@ -196,7 +196,7 @@ def _with_generation(profiler: Profiler, run: Run, gpu: GpuTraits) -> Run:
     return replace(run, generation=trace, new_tokens=setup.generation.new_tokens)
 
 
-def _generating(setup: Setup) -> Setup | None:
+def generation_setup(setup: Setup) -> Setup | None:
     """The setup of the generation alone, its batch and its prompts; None where there is none."""
     if setup.generation is not None:
         return replace(setup, batch=setup.eval_batch or setup.batch)
@@ -205,20 +205,28 @@ def _generating(setup: Setup) -> Setup | None:
     generation = setup.rollouts.generation_of(setup.seq_len)
     if generation is None:
         return None
-    micro_steps = setup.rollouts.steps_per_generation or setup.grad_accum
+    batch = setup.batch * (setup.rollouts.steps_per_generation or setup.grad_accum)
+    if setup.method.writes_pairs:  # in every micro-step
+        batch = 2 * setup.batch
+        generation = replace(
+            generation,
+            caches=not setup.checkpoint_every,
+            in_step=True,
+            beside_gradients=setup.grad_accum > 1,
+        )
     return replace(
         setup,
         method=Method.SUPERVISED,
         rollouts=None,
         generation=generation,
-        batch=setup.batch * micro_steps,
+        batch=batch,
         seq_len=setup.seq_len - generation.new_tokens,
     )
 
 
 def generation_notes(setup: Setup) -> Iterator[str]:
     """What there is to know of the generation."""
-    generating = _generating(setup)
+    generating = generation_setup(setup)
     if generating is None or generating.generation is None:
         return
     generation, batch = generating.generation, generating.batch

@@ -7,6 +7,7 @@ read off the last two traced batches.
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Iterator
 from dataclasses import replace
@@ -88,8 +89,8 @@ class _Tail:
         self._sizes: list[int] = []
         self._spans = _spans(trace)
         before, last = (_allocations(trace, span) for span in self._spans[-2:])
-        shapes = [[v & 3 for v in trace.events[slice(*span)]] for span in self._spans[-2:]]
-        if shapes[0] != shapes[1]:
+        shapes = [[v & 3 for v in trace.events[slice(*span)]] for span in self._spans[-4:]]
+        if shapes[-2] != shapes[-1]:
             raise TraceError(
                 "The batches of an evaluation do not repeat each other, so it cannot be composed. "
                 "Something in the model changes from batch to batch."
@@ -97,6 +98,7 @@ class _Tail:
         self._growth = {
             new: trace.sizes[new] - trace.sizes[old] for old, new in zip(before, last, strict=True)
         }
+        self._faster = self._squares() if shapes == 4 * shapes[-1:] else {}
         thinned = array("q", self._thinned(self._spans[-1]))
         own.events = trace.events + thinned
         self._thin_span = len(trace.events), len(own.events)
@@ -127,6 +129,17 @@ class _Tail:
                 out += [(index, before[number]), (before[number], last[number])]
         return out
 
+    def _squares(self) -> dict[int, int]:
+        """By how much the growth grows of what goes with the square of a length."""
+        sizes = self._trace.sizes
+        out = {}
+        for four in zip(*(_allocations(self._trace, s) for s in self._spans[-4:]), strict=True):
+            growths = [sizes[new] - sizes[old] for old, new in itertools.pairwise(four)]
+            faster = [new - old for old, new in itertools.pairwise(growths)]
+            if faster[0] == faster[1] != 0:
+                out[four[-1]] = faster[0]
+        return out
+
     def play(self, batches: int) -> None:
         """The first batches as they were traced, then copies of the last one."""
         for number, span in enumerate(self._spans[:batches], start=1):
@@ -143,7 +156,8 @@ class _Tail:
         self._player.play(span, self._step, number)
         for place in self._course.places[first:]:
             size = self._table[place]
-            self._sizes.append(size + later * self._growth.get(place, 0))
+            faster = later * (later + 1) // 2 * self._faster.get(place, 0)
+            self._sizes.append(size + later * self._growth.get(place, 0) + faster)
 
     def _thinned(self, span: Span) -> Iterator[int]:
         """A batch without what repeats: its mark, workspaces, births with deaths of one size."""

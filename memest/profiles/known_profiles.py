@@ -128,9 +128,11 @@ def each_size_alone(setup: Setup) -> bool:
 
 
 def _works_in_pieces(setup: Setup) -> bool:
-    """Whether the loss of a trainer of TRL's works tile by tile, or sequence by sequence."""
+    """Whether the loss of a trainer of TRL's works tile by tile, by sequence, or of halves."""
     if setup.log_probs is LogProbs.FUSED:
-        return setup.method.has_reference or setup.method.generates
+        # half of a length may be odd
+        halves = setup.rollouts is not None and setup.rollouts.completion_len is None
+        return setup.scores_by_fused_head or halves
     return setup.log_probs is LogProbs.LOGITS
 
 

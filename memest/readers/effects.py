@@ -268,6 +268,7 @@ def _sharded_otherwise(
     shards = "under FSDP" if fsdp else "under ZeRO-3"
     generates, engine = fsdp and method.generates, acting.get("engine")
     yield zero == 3 and method.generates, "under ZeRO-3"
+    yield fsdp and method.writes_pairs, "under FSDP"
     yield generates and (engine is None or engine.value == Engine.MODEL), "under FSDP"
     yield generates and adapts, "under FSDP, beside adapters"
     yield (asks or generates) and is_first, "under FSDP1"

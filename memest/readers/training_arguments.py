@@ -173,6 +173,7 @@ METHODS = {
     "preference": "pairs of answers, as DPO and its relatives have them, most a reference model",
     "grpo": "generation, rewards, a reference model where beta is not 0, and the GRPO loss",
     "rloo": "generation and the RLOO loss",
+    "online-dpo": "generation, a reference model, and the loss over two completions of each prompt",
     "ppo": "generation, and further models in memory",
     "reward": "a reward model with its pairs",
     "gkd": "a teacher in memory",

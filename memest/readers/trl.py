@@ -1,6 +1,7 @@
 """TRL: ``SFTConfig`` with ``ModelConfig``, as ``trl sft --config run.yaml`` reads them.
 
 Source: TRL at July 2026: ``trainer/base_config.py``, ``trainer/sft_config.py``,
+``experimental/online_dpo/online_dpo_config.py``,
 ``trainer/model_config.py``, ``trainer/utils.py`` (``get_quantization_config``,
 ``get_peft_config``, ``create_model_from_path``), ``trainer/sft_trainer.py``; of losses: the same
 files of TRL 1.4 to 1.16.
@@ -60,6 +61,10 @@ def _method_of(keys: DocumentKeys) -> str:
         if any(keys.has(name) for name in names.split()):
             found = method
             break
+    # GRPO and DPO call it max_completion_length; GKD and Nash-MD say what they have besides
+    writes = found in _RELATIVES and keys.has("max_new_tokens")
+    if writes and not any(keys.has(key) for key in ("lmbda", "mixture_coef", "alpha")):
+        return Method.ONLINE_DPO.value
     # relatives share their keys; the run's own name, or the file's, often says which
     said = [str(keys.document.get(key, "")) for key in _NAMES_OF_RUNS]
     text = " ".join([*said, Path(keys.source).stem, keys.folder.name if keys.folder else ""])
@@ -120,12 +125,16 @@ def read_trl(keys: DocumentKeys, *, method: str | None = None, own_loss: bool = 
     # another trainer's loss_type names no loss of SFTTrainer's
     has_loss = trainer == "sft" and own_loss
     own_length = trainer in _GENERATING
+    table = _TABLE
+    if trainer == Method.ONLINE_DPO:
+        as_saved = "auto", "the trainer's from_pretrained names none"
+        table = replace(_TABLE, defaults={**_TABLE.defaults, "dtype": as_saved})
     readers = tuple(
         read
         for read in _TABLE.readers
         if (has_loss or read is not _loss) and not (own_length and read is _length)
     )
-    read_table(keys, replace(_TABLE, readers=(*readers, note_method)))
+    read_table(keys, replace(table, readers=(*readers, note_method)))
     note_length(keys)
 
 
@@ -198,7 +207,7 @@ def _preference(keys: DocumentKeys, trainer: str) -> None:
     if keys.on("use_liger_loss"):  # before TRL called it use_liger_kernel
         keys.miss("use_liger_loss", Either(WITHOUT_LIGER))
     if trainer in _GENERATING:
-        _rollouts(keys)
+        _rollouts(keys, writes_pairs=trainer == Method.ONLINE_DPO)
     version = _release()
     if version >= (1, 15) or trainer == "reward":
         return
@@ -211,8 +220,49 @@ def _preference(keys: DocumentKeys, trainer: str) -> None:
     keys.set_at("log_probs", "logits", origin)
 
 
-def _rollouts(keys: DocumentKeys) -> None:
-    """What ``GRPOConfig`` and ``RLOOConfig`` say of completions, and of who writes them."""
+def _rollouts(keys: DocumentKeys, *, writes_pairs: bool) -> None:
+    """What ``GRPOConfig`` and the like say of completions, and of who writes them."""
+    (_lengths_of_pairs if writes_pairs else _lengths)(keys)
+    rewards = keys.document.get("reward_funcs")
+    for name in rewards if isinstance(rewards, list) else [rewards]:
+        if isinstance(name, str) and "/" in name:
+            keys.miss("reward_funcs", f"the reward model {name} on the same GPU")
+    if keys.has("reward_model_name_or_path"):
+        keys.miss("reward_model_name_or_path", "a reward model on the same GPU")
+        keys.take("reward_model_name_or_path")
+    shares = False
+    if keys.on("use_vllm"):
+        shares = str(keys.scalar("vllm_mode") or "colocate").lower() == "colocate"
+        keys.set("engine", "vllm" if shares else "server", "use_vllm")
+    if not writes_pairs:
+        keys.set_from("beta", Key("kl_beta", "scalar"))
+        keys.set_from("steps_per_generation", Key("steps_per_generation", "whole"))
+        _generation_batch(keys)
+    if not shares:
+        keys.pass_over(_OF_ENGINES, "no engine shares the GPU")
+        return
+    named_share = keys.set_from("vllm_gpu_memory_utilization", Key("engine_share", "scalar"))
+    if writes_pairs and named_share is None:
+        keys.default("engine_share", _SHARE_OF_PAIRS)
+    keys.set_from("vllm_enable_sleep_mode", Key("engine_sleeps", "enabled"))
+    if (keys.whole("vllm_tensor_parallel_size") or 1) > 1:
+        why = "several GPUs share the engine's weights, each has its share of memory"
+        keys.miss("vllm_tensor_parallel_size", Bounded(why))
+
+
+def _lengths_of_pairs(keys: DocumentKeys) -> None:
+    """Of ``OnlineDPOConfig``: what is scored is cut, prompt first."""
+    if keys.set_from("max_new_tokens", Key("completion_len", "whole")) is None:
+        keys.default("completion_len", _NEW_TOKENS)
+    if keys.set_from("max_length", Key("seq_len", "whole")) is None:
+        keys.default("seq_len", _LENGTH_OF_PAIRS)
+    keys.pass_over(("beta",), "a weight of the loss, which always asks a reference")
+    if keys.on("disable_dropout"):
+        keys.ignore("disable_dropout", "as OnlineDPOTrainer has it")
+
+
+def _lengths(keys: DocumentKeys) -> None:
+    """Of ``GRPOConfig`` and ``RLOOConfig``: prompts are not cut."""
     named_length = keys.set_from("max_completion_length", Key("completion_len", "whole"))
     length = named_length or _COMPLETION_LENGTH
     if "max_completion_length" in keys.document and named_length is None:
@@ -228,28 +278,6 @@ def _rollouts(keys: DocumentKeys) -> None:
         keys.default("seq_len", length + _PROMPT_LENGTH, why)
     else:
         keys.set("seq_len", length + prompt, "max_prompt_length")
-    keys.set_from("beta", Key("kl_beta", "scalar"))
-    rewards = keys.document.get("reward_funcs")
-    for name in rewards if isinstance(rewards, list) else [rewards]:
-        if isinstance(name, str) and "/" in name:
-            keys.miss("reward_funcs", f"the reward model {name} on the same GPU")
-    if keys.has("reward_model_name_or_path"):
-        keys.miss("reward_model_name_or_path", "a reward model on the same GPU")
-        keys.take("reward_model_name_or_path")
-    keys.set_from("steps_per_generation", Key("steps_per_generation", "whole"))
-    shares = False
-    if keys.on("use_vllm"):
-        shares = str(keys.scalar("vllm_mode") or "colocate").lower() == "colocate"
-        keys.set("engine", "vllm" if shares else "server", "use_vllm")
-    _generation_batch(keys)
-    if not shares:
-        keys.pass_over(_OF_ENGINES, "no engine shares the GPU")
-        return
-    keys.set_from("vllm_gpu_memory_utilization", Key("engine_share", "scalar"))
-    keys.set_from("vllm_enable_sleep_mode", Key("engine_sleeps", "enabled"))
-    if (keys.whole("vllm_tensor_parallel_size") or 1) > 1:
-        why = "several GPUs share the engine's weights, each has its share of memory"
-        keys.miss("vllm_tensor_parallel_size", Bounded(why))
 
 
 def _generation_batch(keys: DocumentKeys) -> None:
@@ -283,6 +311,8 @@ _GENERATING = tuple(method.value for method in Method if method.generates)
 _COMPLETION_LENGTH = 512
 _PROMPT_LENGTH = 512
 """``max_prompt_length`` while there was one."""
+_NEW_TOKENS, _LENGTH_OF_PAIRS, _SHARE_OF_PAIRS = 64, 512, 0.55
+"""Defaults of ``OnlineDPOConfig``: ``max_new_tokens``, ``max_length`` and vLLM's share."""
 
 
 def _release() -> tuple[int, ...]:
@@ -332,7 +362,8 @@ _OF_METHODS = by_key(
             max_completion_length temperature top_p top_k min_p repetition_penalty num_iterations
             epsilon epsilon_high scale_rewards vllm_gpu_memory_utilization vllm_server_host
             vllm_server_port vllm_server_base_url mask_truncated_completions reference_free
-            ref_model_mixup_alpha ref_model_sync_steps""",
+            ref_model_mixup_alpha ref_model_sync_steps missing_eos_penalty
+            ds3_gather_for_generation""",
         "data is prepared on the host": """dataset_splits dataset_prompt_column system_prompt
             dataset_configs dataset_mixture auto_insert_empty_system_msg cosine_max_len
             benchmarks callbacks overwrite_hub_revision wandb_run_group""",

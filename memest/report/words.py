@@ -259,9 +259,11 @@ _TRAINERS = {
 
 def _method(setup: Setup) -> str:
     """What is trained for, and what stands beside the model."""
-    words = f"{setup.method.upper()} by {_TRAINERS[setup.log_probs]}"
+    name = setup.method.upper().replace("-", " ")
+    words = f"{name} by {_TRAINERS[setup.log_probs]}"
     if setup.rollouts is not None:
-        words = f"{words}, {_rollouts(setup.rollouts, setup.seq_len)}"
+        two = "two " if setup.method.writes_pairs else ""
+        words = f"{words}, {two}{_rollouts(setup.rollouts, setup.seq_len)}"
     if setup.precompute_ref_log_probs:
         return f"{words}, reference computed before"
     if not setup.has_reference:

@@ -18,7 +18,8 @@ from memest.config.generation import Generation
 from memest.config.setup import Precision, Setup
 from memest.errors import ConfigError
 from memest.events import Phase, SeamKind, Trace
-from memest.trace.loops import in_autocast, loss_region
+from memest.trace.loops import TrainingLoop, in_autocast, loss_region, tag_gradients
+from memest.trace.losses.objective import recomputing_nothing, without_dropout
 from memest.trace.model.adapters import base_of
 from memest.trace.model.loading import load
 from memest.trace.model.quantization import Loading
@@ -50,7 +51,7 @@ def trace_generation(
     """Trace the first steps of a ``generate``.
 
     Args:
-        model: on meta; in evaluation mode while it is traced.
+        model: on meta; in evaluation mode while it is traced, unless a training step has it write.
         setup: its batch is that of the generation, its ``seq_len`` the length of the prompt.
         generation: how much and how.
         make_batch: makes one batch on meta; labels are left out of it.
@@ -75,8 +76,12 @@ def trace_generation(
         recorder.mark(Phase.LOAD, 0)
         load(model, recorder, loading)
         run = make_run(model, setup, recorder, make_batch, _no_loss, gpu)
-        model.eval()
-        stack.callback(model.train)
+        if generation.in_step:
+            stack.enter_context(recomputing_nothing(model))
+            stack.enter_context(without_dropout(model))
+        else:
+            model.eval()
+            stack.callback(model.train)
         stack.enter_context(torch.no_grad())
         if setup.precision is not Precision.FP32:
             stack.enter_context(loss_region(run))
@@ -84,7 +89,8 @@ def trace_generation(
             if run.outputs_to_fp32 and base_of(model) is model:
                 forward = in_autocast(run, model.forward)
                 stack.enter_context(mock.patch.object(model, "forward", forward))
-        _generate(model, generation, make_batch, recorder)
+        stack.callback(model.zero_grad)
+        _generate(run, generation, recorder)
     trace = recorder.trace
     trace.notes.extend(recorder.notes)
     return trace
@@ -97,12 +103,13 @@ def options_of(generation: Generation) -> dict[str, Any]:
         "max_new_tokens": max(generation.new_tokens, TRACED_STEPS - 1),
         "do_sample": False,
         "num_beams": generation.num_beams,
-        "use_cache": True,
+        "use_cache": generation.caches,
         "pad_token_id": 0,
         "eos_token_id": None,
     }
     if generation.draws:
-        options |= {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+        temperature = 0.9 if generation.in_step else 1.0  # no size depends on which other than 1
+        options |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     if generation.cache == "static":
         options["cache_implementation"] = "static"
         options["disable_compile"] = True
@@ -120,15 +127,10 @@ def _can_generate(model: Any) -> bool:
     return bool(can_generate is not None and can_generate())
 
 
-def _generate(
-    model: Any,
-    generation: Generation,
-    make_batch: Callable[[], dict[str, torch.Tensor]],
-    recorder: Recorder,
-) -> None:
+def _generate(run: TrainingLoop, generation: Generation, recorder: Recorder) -> None:
     from transformers.generation.utils import GenerationMixin
 
-    step = 0
+    model, step = run.model, 0
 
     def begin() -> None:
         nonlocal step
@@ -145,7 +147,11 @@ def _generate(
         return True
 
     begin()
-    inputs = {name: t for name, t in make_batch().items() if name not in _LABELS}
+    if generation.beside_gradients:
+        for parameter in model.parameters():
+            parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
+        tag_gradients(run)
+    inputs = {name: t for name, t in run.make_batch().items() if name not in _LABELS}
     options = options_of(generation)
     owner_class = (
         type(model) if hasattr(type(model), "_has_unfinished_sequences") else GenerationMixin

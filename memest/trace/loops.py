@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from memest.config.setup import Loop, Precision, Setup, ZeroGradAt
 from memest.events import Category, CueKind, Phase, SeamKind, Weight
 from memest.trace.losses.objective import Objective
+from memest.trace.losses.online_dpo import TrainingStep
 from memest.trace.losses.rollouts import score_completions
 from memest.trace.optimizers.in_backward import Stepper
 from memest.trace.optimizers.torch import weights_of
@@ -152,6 +153,8 @@ def _trainer(run: TrainingLoop) -> None:
                 run.recorder.mark(Phase.BATCH, step, micro_step)
             if run.ulysses_batches is not None:
                 loss = _shared_step(run, run.ulysses_batches, step, micro_step)
+            elif run.objective is not None and run.objective.step is not None:
+                loss = _own_step(run, run.objective, run.objective.step, step, micro_step)
             else:
                 inputs = samples[micro_step - 1] if fetches else run.make_batch()
                 loss = _training_step(run, inputs, items, step, micro_step)
@@ -256,7 +259,8 @@ def _compute_loss(run: TrainingLoop, inputs: Batch, items: Any) -> torch.Tensor:
         inputs = {**inputs, "num_items_in_batch": items}
     with loss_region(run):
         if run.objective is not None:
-            return _objective(run, run.objective, inputs)
+            assert run.objective.loss is not None
+            return run.objective.loss(*_both_models(run, run.objective), inputs)
         outputs = forward(run, inputs)
         loss = run.loss_of(outputs, inputs)
     if items is not None:
@@ -264,8 +268,24 @@ def _compute_loss(run: TrainingLoop, inputs: Batch, items: Any) -> torch.Tensor:
     return loss
 
 
-def _objective(run: TrainingLoop, objective: Objective, inputs: Batch) -> torch.Tensor:
-    """``compute_loss`` of a trainer that calls the model, and a reference, itself."""
+def _own_step(
+    run: TrainingLoop, objective: Objective, own: TrainingStep, step: int, micro_step: int
+) -> torch.Tensor:
+    """``training_step`` of a trainer that makes its batch and runs the backward itself."""
+
+    def backward(loss: torch.Tensor) -> None:
+        run.recorder.mark(Phase.BACKWARD, step, micro_step)
+        _accelerator_backward(run, loss)
+
+    inputs = run.make_batch()
+    run.recorder.mark(Phase.FORWARD, step, micro_step)
+    return own(*_both_models(run, objective), inputs, backward)
+
+
+def _both_models(
+    run: TrainingLoop, objective: Objective
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The model and its reference, as a trainer calls them."""
 
     def model(**model_inputs: Any) -> Any:
         return forward(run, model_inputs)
@@ -274,7 +294,7 @@ def _objective(run: TrainingLoop, objective: Objective, inputs: Batch) -> torch.
         with objective.as_reference():
             return prepare_model(run, objective.reference)(**model_inputs)
 
-    return objective.loss(model, reference, inputs)
+    return model, reference
 
 
 def _score_completions(run: TrainingLoop, inputs: Batch) -> None:

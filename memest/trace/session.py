@@ -23,7 +23,7 @@ from memest.trace.cuda.devices import cuda_is_meta
 from memest.trace.evaluation import trace_evaluation
 from memest.trace.generation import trace_generation
 from memest.trace.inputs.batch import PlannedBatch, TensorPlan, blaming_inputs, realise
-from memest.trace.inputs.completions import COMPLETIONS_NOTE, SCORED_NOTE
+from memest.trace.inputs.completions import completions_note
 from memest.trace.inputs.example import ExampleBatch
 from memest.trace.inputs.pairs import PAIRS_NOTE
 from memest.trace.inputs.run_batch import plan_run_batch
@@ -399,8 +399,8 @@ def trace_built(
             objective=objective,
         )
         if objective is not None:
-            scored = SCORED_NOTE if setup.distributed.scores_completions else COMPLETIONS_NOTE
-            trace.notes.append(scored if setup.method.generates else PAIRS_NOTE)
+            note = completions_note(setup) if setup.method.generates else PAIRS_NOTE
+            trace.notes.append(note)
         if setup.distributed.tp_sequence_parallel:
             trace.notes.extend(uncounted_notes(model))
     trace.counts = meta_model.counts

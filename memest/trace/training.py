@@ -155,6 +155,8 @@ def trace_training(
         run = make_run(model, setup, recorder, make_batch, loss_of, gpu, plan)
         run.call, run.split, run.ulysses_batches = call, split, ulysses_batches
         run.objective = objective
+        # a trainer with a step of its own has its batch written there: prompts wait as text
+        run.prefetches &= objective is None or objective.step is None
         if run.stepper is not None:
             stack.callback(run.stepper.remove)
         stack.enter_context(compile_model(run, setup, gpu))

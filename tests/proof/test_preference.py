@@ -13,6 +13,7 @@ import types
 from collections import defaultdict
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -74,6 +75,13 @@ RUNS = [
     {"method": "grpo", "config": MIXTURE},
     {"method": "rloo"},
     {"method": "rloo", **LORA, "config": GPT2},
+    {"method": "online-dpo"},
+    {"method": "online-dpo", **LORA},
+    {"method": "online-dpo", "checkpointing": "full", "grad_accum": 2},
+    {"method": "online-dpo", **LORA, "checkpointing": "full", "rollouts": {"completion_len": 31}},
+    {"method": "online-dpo", "precision": "bf16", "dtype": "float32"},
+    {"method": "online-dpo", "config": MIXTURE},
+    {"method": "online-dpo", "config": GPT2},
 ]  # fmt: skip
 _HOMES = {
     "dpo": ("trl.trainer.dpo_trainer", "DPOTrainer"),
@@ -85,6 +93,7 @@ _HOMES = {
     "simpo": ("trl.experimental.cpo.cpo_trainer", "CPOTrainer"),
     "grpo": ("trl.trainer.grpo_trainer", "GRPOTrainer"),
     "rloo": ("trl.trainer.rloo_trainer", "RLOOTrainer"),
+    "online-dpo": ("trl.experimental.online_dpo.online_dpo_trainer", "OnlineDPOTrainer"),
 }
 
 
@@ -110,8 +119,15 @@ def _trainer(setup, ours):
         delta=None,
         steps_per_generation=1,
         report_to=[],
+        use_vllm=False,
+        missing_eos_penalty=None,
+        loss_type="sigmoid",
+        torch_empty_cache_steps=None,
+        optim="adamw_torch",
+        n_gpu=1,
+        gradient_accumulation_steps=1,
     )
-    fused = setup.method.has_reference or setup.method.generates
+    fused = setup.scores_by_fused_head
     parts = parts_for_trl(base_of(ours.trained), "a test") if fused else None
     rollouts = setup.rollouts or Rollouts()
     trainer = kind.__new__(kind)
@@ -155,13 +171,17 @@ def _trl(model, setup):
     ):
         assert ours is not None
         head = importlib.import_module("trl.trainer.utils").add_fused_lm_head
-        if setup.method.generates:
+        fused = setup.scores_by_fused_head
+        if setup.method.generates and fused:
             head(base_of(model), outputs=("log_probs", "entropy"))
-        elif setup.method.has_reference:
+        elif fused:
             head(base_of(model), outputs=("log_probs", "entropy", "mean_logits", "is_top1"))
-        if ours.reference is not None:
+        if ours.reference is not None and fused:
             head(ours.reference)
         trainer = _trainer(setup, ours)
+        if ours.step is not None:
+            yield replace(ours, step=partial(_training_step, trainer, ours))
+            return
 
         def loss(model, reference, inputs):
             # the model as accelerate prepares it
@@ -174,6 +194,40 @@ def _trl(model, setup):
                 if hasattr(home, name):  # which numbers there are a trace does not know
                     stack.enter_context(mock.patch.object(home, name, found))
             yield replace(ours, loss=loss)
+
+
+class _Adapted:
+    """A model with adapters, called as accelerate prepares it."""
+
+    def __init__(self, call, disable_adapter):
+        self.call, self.disable_adapter = call, disable_adapter
+
+    def __call__(self, *arguments, **inputs):
+        return self.call(*arguments, **inputs)
+
+    def train(self):
+        """It trains already."""
+
+
+def _training_step(trainer, ours, model, reference, inputs, backward):
+    """OnlineDPOTrainer's own, of completions that are written."""
+    model = _Adapted(_positional(model), getattr(ours.trained, "disable_adapter", None))
+    written = [inputs[f"{part}_{name}"] for part in ("prompt", "completion")
+               for name in ("ids", "mask")]  # fmt: skip
+    trainer.model, trainer.ref_model = model, ours.reference and _positional(reference)
+    trainer.accelerator.backward = backward
+    trainer._generate = lambda *_: (*written, None)
+    vars(trainer).update(
+        eos_token_ids=[1], max_length=512, reward_weights=torch.ones(1), stats=defaultdict(list),
+        reward_funcs=[lambda completions, **_: [0.0] * len(completions)], _beta=0.1,
+        reward_processing_classes=[None], state=types.SimpleNamespace(global_step=1),
+        processing_class=types.SimpleNamespace(batch_decode=lambda ids, **_: [""] * len(ids)),
+    )  # fmt: skip
+    prompts = [""] * (len(written[0]) // 2)
+    with mock.patch.object(torch.Tensor, "tolist", return_value=[]):
+        loss = trainer.training_step(model, {"prompt": prompts})
+    del trainer._generate
+    return loss
 
 
 def _events(options):
@@ -218,7 +272,7 @@ def _large(events):
 
 TINY = {"prompt": 1, "completion": 62, "batch": 4, "dtype": "float32", "tiny": True}
 WITH_LORA = {"lora": {"r": 8, "target_modules": "all-linear"}}
-ROLLOUTS = ("grpo", "rloo")
+ROLLOUTS = ("grpo", "rloo", "online-dpo")
 TRAINERS = [
     {"method": "dpo"},
     {"method": "dpo", **WITH_LORA},
@@ -232,6 +286,11 @@ TRAINERS = [
     {"method": "grpo"},
     {"method": "grpo", **WITH_LORA, "args": {"beta": 0.04, "gradient_accumulation_steps": 2}},
     {"method": "rloo"},
+    {"method": "online-dpo"},
+    {"method": "online-dpo", **WITH_LORA},
+    {"method": "online-dpo", **WITH_LORA, "args": {"bf16": False}},
+    {"method": "online-dpo", "args": {"gradient_checkpointing": False, "bf16": False}},
+    {"method": "online-dpo", "args": {"gradient_accumulation_steps": 2}},
 ]
 
 
@@ -262,6 +321,13 @@ def _real(asked, folder):
             mark(f"rest {next(names)}")
             return out
 
+        def marked_writing(*arguments, **keywords):
+            out = write(*arguments, **keywords)
+            mark(f"forward {next(names)}")
+            return out
+
+        if asked["method"] == "online-dpo":  # its forward begins where completions are written
+            write, trainer._generate = trainer._generate, marked_writing
         trainer.compute_loss, trainer.accelerator.backward = marked_loss, marked_backward
         trainer.training_step = marked_step
         if asked["method"] in ROLLOUTS:  # samples have no tokens yet
@@ -329,7 +395,7 @@ def test_a_whole_trainer_allocates_the_same(asked, tmp_path):
         batch=asked["batch"],
         seq_len=tokens,
         dtype="float32",
-        precision="bf16",
+        precision="bf16" if arguments.get("bf16", True) else "fp32",
         checkpointing="full" if arguments.get("gradient_checkpointing", True) else "none",
         grad_accum=arguments.get("gradient_accumulation_steps", 1),
         precompute_ref_log_probs=arguments.get("precompute_ref_log_probs", False),

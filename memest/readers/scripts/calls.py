@@ -83,11 +83,13 @@ TRAINERS = {
     "PRMTrainer": "reward",
     "GKDTrainer": "gkd",
     "BCOTrainer": "bco",
-    "OnlineDPOTrainer": "online_dpo",
+    "OnlineDPOTrainer": "online-dpo",
     "NashMDTrainer": "nash_md",
     "XPOTrainer": "xpo",
 }
 """Trainers of transformers and TRL, by the methods of TRL's command line."""
+_PLACES = {**dict.fromkeys(("dpo", "kto", "grpo", "rloo"), 2), "online-dpo": 3}
+"""Where a configuration stands behind a reference, rewards, or both."""
 
 SCRIPT_LOOPS = {
     "lightning": "Lightning",
@@ -183,7 +185,7 @@ def task_of(kind: str) -> str | None:
 
 def arguments_of(trainer: Call) -> Value | None:
     """The configuration of a trainer: its second argument, or behind a reference or rewards."""
-    place = 2 if TRAINERS.get(trainer.name) in ("dpo", "kto", "grpo", "rloo") else 1
+    place = _PLACES.get(TRAINERS.get(trainer.name, ""), 1)
     return trainer.argument(place, "args", "config")
 
 

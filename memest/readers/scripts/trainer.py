@@ -44,6 +44,9 @@ def read_trainer(found: Found) -> tuple[DocumentReading, set[str]]:
     _configure(document, config, trainer)
     for key in sorted(_OF_TRAINER & set(trainer.keywords)):
         document.put(key, trainer.keywords[key], trainer)
+    rewards = trainer.keywords.get("reward_funcs")
+    if rewards is not None and isinstance(rewards.data, str):
+        document.put("reward_funcs", rewards, trainer)  # a model's name
     _own_parts(document, trainer)
     for key in ("use_cpu", "no_cuda"):
         if document.get(key) is True:

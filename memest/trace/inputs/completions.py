@@ -3,7 +3,7 @@
 All prompts are as long as each other, and all completions: an upper bound, as TRL pads them.
 
 Source: TRL 1.16 ``_generate_and_score_completions`` of ``trainer/grpo_trainer.py`` and
-``trainer/rloo_trainer.py``.
+``trainer/rloo_trainer.py``; ``_generate`` of ``experimental/online_dpo/online_dpo_trainer.py``.
 """
 
 from __future__ import annotations
@@ -15,18 +15,26 @@ from memest.config.rollouts import Engine
 from memest.config.setup import Setup
 from memest.trace.inputs.tensors import WORD, TensorPlan
 
-__all__ = ["COMPLETIONS_NOTE", "SCORED_NOTE", "batch_of_completions"]
+__all__ = ["batch_of_completions", "completions_note"]
 
 _BOUND = "prompts are as long as each other, and so are completions: an upper bound; "
-COMPLETIONS_NOTE = (
+_COMPLETIONS_NOTE = (
     f"{_BOUND}what scores them before the step (old and reference log-probabilities) takes less "
     "than the step, and a reward model on the GPU is not counted"
 )
-SCORED_NOTE = (
+_SCORED_NOTE = (
     f"{_BOUND}what scores them before the step (old and reference log-probabilities) is counted; a "
     "reward model on the GPU is not, nor the weight that is whole while the engine is given it"
 )
 """Where FSDP shards the weights, which scoring gathers and partly leaves gathered."""
+_WRITTEN_NOTE = f"{_BOUND}every prompt has two of them; a reward model on the GPU is not counted"
+
+
+def completions_note(setup: Setup) -> str:
+    """What is assumed of the completions that a run learns from."""
+    if setup.method.writes_pairs:
+        return _WRITTEN_NOTE
+    return _SCORED_NOTE if setup.distributed.scores_completions else _COMPLETIONS_NOTE
 
 
 def batch_of_completions(sequences: tuple[TensorPlan, ...], setup: Setup) -> tuple[TensorPlan, ...]:
@@ -34,7 +42,7 @@ def batch_of_completions(sequences: tuple[TensorPlan, ...], setup: Setup) -> tup
 
     Args:
         sequences: what the model reads of a plain batch of the same sizes.
-        setup: counts completions; its length is that of prompt and completion.
+        setup: counts completions, or prompts that get two each; its length is that of both.
 
     Raises:
         ConfigError: completions leave no room for a prompt.
@@ -43,11 +51,15 @@ def batch_of_completions(sequences: tuple[TensorPlan, ...], setup: Setup) -> tup
     tokens = next(tensor for tensor in sequences if tensor.name == "input_ids")
     batch, seq_len = tokens.shape
     length = setup.rollouts.completion_of(seq_len)
+    if setup.method.writes_pairs:
+        batch *= 2
     out = [
         TensorPlan(name=f"{part}_{name}", shape=(batch, count), fill=fill)
         for part, count in (("prompt", seq_len - length), ("completion", length))
         for name, fill in (("ids", WORD), ("mask", 1))
     ]
+    if setup.method.writes_pairs:
+        return tuple(out)
     numbers: dict[str, tuple[int, ...]] = {"advantages": (batch,)}
     if setup.method is Method.RLOO:
         numbers["old_logps"] = (batch,)

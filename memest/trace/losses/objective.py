@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -15,12 +15,13 @@ from memest.config.kinds import LogProbs, Method
 from memest.config.setup import Setup
 from memest.errors import ConfigError
 from memest.trace.losses.fused_head import fused_head, has_router_loss
+from memest.trace.losses.online_dpo import TrainingStep, online_dpo_step
 from memest.trace.losses.preference import LossOfPairs, loss_of_pairs
 from memest.trace.losses.rollouts import loss_of_rollouts
 from memest.trace.losses.trl import parts_for_trl
 from memest.trace.model.adapters import base_of, copy_kept_dtypes
 
-__all__ = ["Objective", "objective_of"]
+__all__ = ["Objective", "objective_of", "recomputing_nothing", "without_dropout"]
 
 _REPORTED = ("entropy", "mean_logits", "hits")
 
@@ -30,34 +31,31 @@ class Objective:
     """What the Trainer's ``compute_loss`` does in place of one forward.
 
     Attributes:
-        loss: calls the model, and the reference where it has one.
+        loss: calls the model, and the reference where it has one; None where there is a step.
+        step: all of ``training_step``, of a trainer that has its own; None for transformers'.
         trained: the model.
         reference: a second model; None where the trained one stands for it, its adapters off, or
             where there is none.
     """
 
-    loss: LossOfPairs
+    loss: LossOfPairs | None = None
+    step: TrainingStep | None = None
     trained: Any
     reference: torch.nn.Module | None = None
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
-        """While the reference is asked: nothing is recomputed, and adapters are off."""
+        """While the reference is asked: adapters are off, and a loss has nothing recomputed."""
         adapted = self.reference is None
         with (
-            self.recomputing_nothing(),
+            self.recomputing_nothing() if self.step is None else nullcontext(),
             self.trained.disable_adapter() if adapted else nullcontext(),
         ):
             yield
 
-    @contextmanager
-    def recomputing_nothing(self) -> Iterator[None]:
+    def recomputing_nothing(self) -> AbstractContextManager[None]:
         """``disable_gradient_checkpointing`` of the trained model."""
-        with ExitStack() as stack:
-            for module in self.trained.modules():
-                if getattr(module, "gradient_checkpointing", False):
-                    stack.enter_context(mock.patch.object(module, "gradient_checkpointing", False))
-            yield
+        return recomputing_nothing(self.trained)
 
 
 @contextmanager
@@ -77,12 +75,11 @@ def objective_of(model: Any, setup: Setup) -> Iterator[Objective | None]:
         return
     base = base_of(model)
     asks = setup.has_reference
-    reference = _reference_of(base) if asks and base is model else None
+    reference = _reference_of(base, setup) if asks and base is model else None
     with ExitStack() as stack:
-        fused = method.generates or (method.has_reference and setup.log_probs is LogProbs.FUSED)
-        if not method.generates:
-            stack.enter_context(_without_dropout(model))
-        if fused:
+        if method not in (Method.GRPO, Method.RLOO):  # disable_dropout
+            stack.enter_context(without_dropout(model))
+        if setup.scores_by_fused_head:
             flag = f"--method {method}"
             reported = ("entropy",) if method.generates else _REPORTED
             forward = fused_head(
@@ -94,28 +91,48 @@ def objective_of(model: Any, setup: Setup) -> Iterator[Objective | None]:
                     parts_for_trl(reference, flag), (), balances_with_gradients_alone=True
                 )
         elif method is not Method.REWARD:
-            parts = parts_for_trl(base, f"--method {method}")
+            parts = parts_for_trl(base, f"--method {method}", calls_head=method.writes_pairs)
             if setup.log_probs is LogProbs.LOGITS and asks and has_router_loss(parts):
                 raise ConfigError(
                     f"--log-probs logits with --method {method} is not priced for "
                     f"{type(base).__name__}, whose routers have a loss of their own: leave "
                     "--log-probs out, for TRL 1.15 and later."
                 )
+        if method.writes_pairs:
+            yield Objective(step=online_dpo_step, trained=model, reference=reference)
+            return
         loss = (
             loss_of_rollouts(method) if method.generates else loss_of_pairs(method, setup.log_probs)
         )
         yield Objective(loss=loss, trained=model, reference=reference)
 
 
-def _reference_of(model: torch.nn.Module) -> Any:
-    """The model as ``from_pretrained`` gives it once more: not in training mode."""
-    reference = copy.deepcopy(model)
+def _reference_of(model: torch.nn.Module, setup: Setup) -> Any:
+    """The model as ``from_pretrained`` gives it once more: not in training mode.
+
+    ``create_reference_model`` copies it instead, without gradients, before the Trainer switches the
+    cache of keys and values off; with checkpointing it is off already.
+    """
+    reference: Any = copy.deepcopy(model)
     copy_kept_dtypes(model, reference)
+    if setup.method.writes_pairs:
+        reference.requires_grad_(False)
+        reference.config.use_cache = not setup.checkpoint_every
     return reference.eval()
 
 
 @contextmanager
-def _without_dropout(model: torch.nn.Module) -> Iterator[None]:
+def recomputing_nothing(model: torch.nn.Module) -> Iterator[None]:
+    """``gradient_checkpointing_disable``, for a time."""
+    with ExitStack() as stack:
+        for module in model.modules():
+            if getattr(module, "gradient_checkpointing", False):
+                stack.enter_context(mock.patch.object(module, "gradient_checkpointing", False))
+        yield
+
+
+@contextmanager
+def without_dropout(model: torch.nn.Module) -> Iterator[None]:
     """``disable_dropout_in_model``: modules alone, not what a model drops by a function."""
     with ExitStack() as stack:
         for module in model.modules():

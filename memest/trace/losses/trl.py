@@ -35,20 +35,23 @@ _KINDS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _CHUNK_TOKENS = 256  # _CHUNKED_LM_HEAD_CHUNK_SIZE
 
 
-def parts_for_trl(model: Any, flag: str, *, scales: tuple[str, ...] = SCALES) -> Parts:
+def parts_for_trl(
+    model: Any, flag: str, *, scales: tuple[str, ...] = SCALES, calls_head: bool = False
+) -> Parts:
     """A model that TRL's trainers take.
 
     Args:
         model: of transformers, without wrappers.
         flag: what asks for the trainer, for errors.
         scales: settings of scaled logits that it knows.
+        calls_head: the trainer calls the head, which may have an adapter then.
 
     Raises:
         ConfigError: another one, or an adapter on its head: TRL multiplies by the head's weight, so
             the adapter would never be trained.
     """
     parts = parts_of(model, flag, kinds=_KINDS, scales=scales, is_base=True)
-    if hasattr(parts.head, "base_layer"):
+    if hasattr(parts.head, "base_layer") and not calls_head:
         raise ConfigError(
             f"{flag} does not go with an adapter on the head: TRL refuses it, because the loss "
             "multiplies by the head's own weight. Leave the head out of --lora-target-modules."

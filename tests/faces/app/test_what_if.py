@@ -254,16 +254,18 @@ def test_what_is_trained_for_stands_below_the_question(open_page: Open) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["grpo", "rloo"])
-def test_runs_that_write_completions_are_answered(open_page: Open, method: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "name"), [("grpo", "GRPO"), ("rloo", "RLOO"), ("online-dpo", "Online DPO")]
+)
+def test_runs_that_write_completions_are_answered(open_page: Open, method: str, name: str) -> None:
     app = open_page(model="EleutherAI/pythia-14m", gpu="t4", batch="2", seq_len="64")
     chosen = app.selectbox(key="trained_for")
-    assert method.upper() in chosen.options
+    assert name in chosen.options
     chosen.set_value(method).run()
     assert not app.exception
     assert not app.error
     assert app.query_params["method"] == method
-    assert f"{method.upper()} by TRL" in texts(app)
+    assert f"{name.upper()} by TRL" in texts(app)
 
 
 @pytest.mark.slow

@@ -7,10 +7,12 @@ import json
 import pytest
 
 import memest
+from memest.config.options import setup_from_options
 from memest.config.rollouts import Rollouts
 from memest.estimation.tracer import Tracer
 from memest.events import Category, Phase
 from memest.report.result import Verdict
+from memest.trace import generation
 from support.small_llama import LLAMA
 
 QUESTION = {
@@ -39,6 +41,8 @@ def _parts(result):
         ({"kl_beta": 0.04, "lora_r": 8}, False),
         ({"method": "rloo"}, True),
         ({"method": "rloo", "kl_beta": 0}, False),
+        ({"method": "online-dpo"}, True),
+        ({"method": "online-dpo", "lora_r": 8}, False),
     ],
 )
 def test_a_reference_is_there_where_the_divergence_counts(model, options, has):
@@ -139,7 +143,7 @@ def test_a_generation_in_autocast_computes_in_it(model):
         ({"engine": "vllm", "engine_share": 0}, "no memory"),
         ({"kl_beta": -1}, "0 to"),
         ({"completion_len": 64}, "--seq-len 128"),
-        ({"method": "dpo", "engine": "vllm"}, "add --method grpo or rloo"),
+        ({"method": "dpo", "engine": "vllm"}, "add --method grpo, rloo or online-dpo"),
         ({"method": "ppo"}, "--unpriced ppo"),
         ({"engine": "vllm", "load_in_8bit": True, "lora_r": 8}, "8 bits"),
         ({"num_gpus": 2, "fsdp": "full_shard"}, "--fsdp"),
@@ -212,3 +216,93 @@ def test_a_card_that_is_its_memory_alone_is_shared_as_such(model):
     beside = memest.estimate(model, **where, engine_share=0.5)
 
     assert beside.peak.engine_bytes == 4 * 2**30
+
+
+# -- online DPO ------------------------------------------------------------------------------------
+
+ONLINE = {**QUESTION, "method": "online-dpo", "batch": 2, "completion_len": 12, "seq_len": 28}
+
+
+def _phase(result, phase):
+    return [point for point in result.timeline if point.phase is phase]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kl_beta": 0.1}, "Leave them out"),
+        ({"steps_per_generation": 2}, "Leave them out"),
+        ({"precompute_ref_log_probs": True}, "Leave them out"),
+        ({"num_gpus": 2, "fsdp": "full_shard", "engine": "server"}, "create_reference_model"),
+        ({"num_gpus": 2, "zero": 3}, "create_reference_model"),
+        ({"num_gpus": 2, "zero": 2, "grad_accum": 2}, "earlier micro-steps"),
+        ({"qlora": True}, "a quantised base"),
+        ({"torch_compile": True}, "--torch-compile"),
+        ({"use_liger_kernel": True}, "--use-liger-kernel"),
+        ({"method": "ppo"}, "no trainer of it any more"),
+        ({"method": "xpo"}, "no trainer of it any more"),
+    ],
+)
+def test_what_was_not_checked_of_online_dpo_is_refused(model, options, words):
+    with pytest.raises(memest.ConfigError, match=words) as refused:
+        memest.estimate(model, **{**ONLINE, **options})
+
+    assert "\n" not in str(refused.value)
+
+
+def test_online_dpo_alone_loads_its_model_as_it_was_saved():
+    loaded = {each: setup_from_options(method=each).dtype for each in ("online-dpo", "grpo")}
+
+    assert loaded == {"online-dpo": "auto", "grpo": "float32"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "share"), [(0, 1), (1, 2), (2, 2)])
+def test_online_dpo_has_all_of_its_reference_on_every_gpu(model, stage, share):
+    """As DPO: DeepSpeed's engine makes it bfloat16."""
+    alone = memest.estimate(model, **ONLINE)
+    shared = memest.estimate(model, **ONLINE, num_gpus=2, zero=stage)
+
+    ratio = _parts(alone)[Category.REFERENCE] / _parts(shared)[Category.REFERENCE]
+    assert ratio == pytest.approx(share, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_sizes_of_online_dpo_follow_from_each_other(model, monkeypatch, tmp_path):
+    """A completion of a named length scores as many tokens whatever the prompt."""
+    sizes = [{"batch": batch, "seq_len": length} for batch in (1, 3) for length in (37, 64)]
+    usual = {**ONLINE, "engine": "server", "checkpointing": "full"}
+    followed = [memest.estimate(model, **{**usual, **size}).peak for size in sizes]
+    monkeypatch.setattr("memest.profiles.known_profiles._works_in_pieces", lambda _: True)
+    monkeypatch.setenv("MEMEST_CACHE", str(tmp_path / "alone"))
+
+    assert followed == [memest.estimate(model, **{**usual, **size}).peak for size in sizes]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("checkpointing", ["full", "none"])
+def test_completions_of_pairs_are_written_as_if_all_of_them_were_traced(
+    model, attention, checkpointing, monkeypatch, tmp_path
+):
+    """With checkpointing there is no cache: what a forward takes grows with the length, or its
+    square."""
+    asked = {**ONLINE, "attn_implementation": attention, "checkpointing": checkpointing}
+    few = memest.estimate(model, **asked)
+    monkeypatch.setattr(generation, "TRACED_STEPS", 13)
+    monkeypatch.setenv("MEMEST_CACHE", str(tmp_path / "every"))
+    every = memest.estimate(model, **asked)
+
+    assert len(_phase(few, Phase.GENERATION)) == 13
+    assert few.timeline == every.timeline
+    assert few.peak == every.peak
+
+
+def test_later_completions_of_a_step_are_written_beside_its_gradients(model):
+    once, twice = (
+        max(p.allocated_bytes for p in _phase(result, Phase.GENERATION))
+        for result in (memest.estimate(model, **ONLINE, grad_accum=n) for n in (1, 2))
+    )
+    parts = _parts(memest.estimate(model, **ONLINE))
+
+    assert twice - once == pytest.approx(parts[Category.PARAMETERS], rel=0.05)

@@ -926,3 +926,36 @@ for epoch in range(3):
     for place, unpriced in (("", 1), ("pass\n", 0)):
         run = read(tmp_path, text.format(place))
         assert len(run.setup.unpriced) == unpriced
+
+
+_ONLINE_DPO = """
+from transformers import AutoModelForCausalLM
+from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
+def reward(completions, **_):
+    return [0.0 for _ in completions]
+model = AutoModelForCausalLM.from_pretrained("gpt2")
+args = OnlineDPOConfig("o", per_device_train_batch_size=4, gradient_accumulation_steps=2)
+OnlineDPOTrainer({}, reward_funcs={}, args=args, train_dataset=d).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "reward", "named"),
+    [("model", "reward", 0), ("'gpt2'", "reward", 0), ("model", "'some/reward-model'", 1)],
+)
+def test_an_online_dpo_trainer_has_the_defaults_of_its_configuration(
+    tmp_path, model, reward, named
+):
+    path = tmp_path / "train.py"
+    path.write_text(_ONLINE_DPO.format(model, reward))
+    setup = memest.read_config(path).setup
+
+    assert (setup.method, setup.batch, setup.grad_accum) == ("online-dpo", 4, 2)
+    assert (setup.seq_len, setup.rollouts.completion_len) == (512, 64)
+    assert (setup.dtype, setup.precision, setup.checkpointing) == ("auto", "bf16", "full")
+    assert len(setup.unpriced) == named
+
+
+def test_the_configuration_of_online_dpo_stands_behind_reference_and_rewards(tmp_path):
+    text = _ONLINE_DPO.replace("reward_funcs={}, args=args", "None, reward, args")
+    assert read(tmp_path, text.format("model")).setup.batch == 4

@@ -126,6 +126,29 @@ FILES = {
          "generation_batch_size": 64},
         {"method": "grpo", "steps_per_generation": 16}, "", "taken for those of one",
     ),
+    "trl online dpo by its keys": (
+        {"model_name_or_path": LLAMA, "beta": 0.1, "max_new_tokens": 53, "missing_eos_penalty": 1.0,
+         "per_device_train_batch_size": 4, "reward_model_path": "some/reward-model"},
+        {"method": "online-dpo", "batch": 4, "completion_len": 53, "seq_len": 512, "dtype": "auto",
+         "kl_beta": None, "checkpointing": "full", "precision": "bf16"},
+        "reward_model_path", "",
+    ),
+    "trl online dpo beside vLLM": (
+        {"model_name_or_path": LLAMA, "max_new_tokens": 64, "max_length": 640, "use_vllm": True,
+         "reward_weights": [1.0], "vllm_enable_sleep_mode": True},
+        {"method": "online-dpo", "seq_len": 640, "engine": "vllm", "engine_share": 0.55,
+         "engine_sleeps": True}, "", "",
+    ),
+    "trl online dpo under FSDP": (
+        {"model_name_or_path": LLAMA, "beta": 0.1, "max_new_tokens": 64, "num_gpus": 4,
+         "use_vllm": True, "fsdp": "full_shard"},
+        {"method": None, "engine": None, "fsdp": "full_shard"},
+        "two completions of each prompt; priced is supervised fine-tuning", "",
+    ),
+    "gkd writes tokens too": (
+        {"model_name_or_path": LLAMA, "beta": 0.5, "max_new_tokens": 64, "lmbda": 0.5},
+        {"method": None}, "priced is supervised fine-tuning", "",
+    ),
     "trl grpo without an end": (
         {"model_name_or_path": LLAMA, "num_generations": 8, "max_completion_length": None},
         {"method": "grpo", "completion_len": 512}, "completions are not cut", "",

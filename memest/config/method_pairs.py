@@ -1,0 +1,211 @@
+"""What a method of preferences does not go with, or is not priced together with.
+
+Sources: TRL 1.16 ``trainer/`` and ``experimental/``; what DeepSpeed, FSDP and vLLM do with it is
+in the rows.
+"""
+
+from __future__ import annotations
+
+from memest.config.kinds import LogProbs, Loop, Method, Strategy, Task
+from memest.config.pair import Pair
+from memest.config.quantization import Format
+from memest.config.rollouts import Engine
+from memest.config.training_options import TrainingOptions
+
+__all__ = ["METHOD_PAIRS"]
+
+
+def _task_of(method: Method) -> Task:
+    return Task.SEQUENCE_CLASSIFICATION if method is Method.REWARD else Task.CAUSAL_LM
+
+
+def _has_losses_of(log_probs: LogProbs, method: Method) -> bool:
+    """Whether a trainer has a method's log-probabilities from there."""
+    if log_probs is LogProbs.FUSED:
+        return True
+    return method in (Method.DPO, Method.IPO, Method.ORPO, Method.SIMPO) or (
+        method is Method.CPO and log_probs is LogProbs.LOGITS
+    )
+
+
+def _writes_itself(s: TrainingOptions) -> bool:
+    """Whether the trained model writes the completions that it learns from."""
+    return s.method.generates and (s.rollouts is None or s.rollouts.engine is Engine.MODEL)
+
+
+METHOD_PAIRS = (
+    Pair(
+        "method supervised",
+        "--precompute-ref-log-probs and --method {s.method}",
+        lambda s: s.precompute_ref_log_probs and not s.method.has_reference,
+        "{s.method} has no reference model",
+        "Leave it out, or write --method dpo, ipo or kto.",
+    ),
+    Pair(
+        "supervised",
+        "--log-probs {s.log_probs} and --method {s.method}",
+        lambda s: s.log_probs is not LogProbs.FUSED,
+        "a supervised step has one loss",
+        "Leave it out, or write --method dpo, ipo, orpo or simpo.",
+    ),
+    Pair(
+        "method",
+        "--method {s.method} and --loop {s.loop}",
+        lambda s: s.loop is not Loop.TRAINER,
+        "what is priced is TRL's trainer",
+        "Drop --loop.",
+    ),
+    Pair(
+        "method",
+        "--method {s.method} and a model for {s.task}",
+        lambda s: s.task not in (Task.AUTO, _task_of(s.method)),
+        "TRL trains causal language models, and of them reward models with one label",
+        "Leave --method out, or ask about a causal language model (drop --task where it is named).",
+    ),
+    Pair(
+        "method",
+        "--method {s.method} and --num-labels {s.num_labels}",
+        lambda s: s.method is Method.REWARD and s.num_labels not in (None, 1),
+        "TRL refuses reward models of more than one label",
+        "Drop --num-labels.",
+    ),
+    Pair(
+        "method",
+        "--method {s.method} and --fused-loss {s.fused_loss}",
+        lambda s: s.fused_loss,
+        "each method has a loss of its own",
+        "Drop --fused-loss.",
+    ),
+    Pair(
+        "method",
+        "--method {s.method} and --kl-beta, --steps-per-generation or --precompute-ref-log-probs",
+        lambda s: (
+            s.method.writes_pairs
+            and s.rollouts is not None
+            and (
+                s.rollouts.kl_beta is not None
+                or s.rollouts.steps_per_generation is not None
+                or s.precompute_ref_log_probs
+            )
+        ),
+        "every micro-batch has completions of its own, and the reference is always asked of them",
+        "Leave them out.",
+    ),
+    Pair(
+        "method",
+        "--fsdp and --zero 3",
+        lambda s: (
+            s.method.writes_pairs
+            and (s.distributed.strategy is Strategy.FSDP or s.distributed.zero == 3)
+        ),
+        "TRL's create_reference_model refuses ZeRO-3, and what FSDP gathers for writing, model and "
+        "reference was not checked; DDP and --zero 2 are priced",
+    ),
+    Pair(
+        "method",
+        "--zero {s.distributed.zero} with --grad-accum and completions by the model itself",
+        lambda s: (
+            s.method.writes_pairs and s.distributed.zero and s.grad_accum > 1 and _writes_itself(s)
+        ),
+        "they are written beside the gradients that DeepSpeed keeps of earlier micro-steps",
+    ),
+    Pair(
+        "method",
+        "--zero 3",
+        lambda s: s.distributed.zero == 3 and s.method.generates,
+        "what scores completions changes what DeepSpeed gathers ahead in the step; --zero 2 is "
+        "priced, and --fsdp full_shard with --engine vllm or server",
+    ),
+    Pair(
+        "method",
+        "--fsdp {s.distributed.fsdp} with completions by the model itself",
+        lambda s: s.distributed.strategy is Strategy.FSDP and _writes_itself(s),
+        "every token gathers the weights anew; --engine vllm and server are priced",
+    ),
+    Pair(
+        "method",
+        "--fsdp {s.distributed.fsdp} with adapters",
+        lambda s: (
+            s.distributed.strategy is Strategy.FSDP and s.method.generates and s.adapter is not None
+        ),
+        "whether TRL merges shards of adapters for vLLM is open in its own source",
+    ),
+    Pair(
+        "method",
+        "--fsdp-version 1",
+        lambda s: s.distributed.flattens and (s.method.has_reference or s.method.generates),
+        "units are gathered for two models, or twice for one; --fsdp-version 2 is priced",
+    ),
+    Pair(
+        "method",
+        "--precompute-ref-log-probs under FSDP",
+        lambda s: s.distributed.strategy is Strategy.FSDP and s.precompute_ref_log_probs,
+        "TRL asks the reference before the training begins, gathered whole, and that is not priced",
+    ),
+    Pair(
+        "method",
+        "--precompute-ref-log-probs under --zero 3",
+        lambda s: s.distributed.zero == 3 and s.precompute_ref_log_probs,
+        "TRL asks it by a second engine around the model, whose hooks stay",
+    ),
+    Pair(
+        "method",
+        "--log-probs {s.log_probs} under FSDP",
+        lambda s: (
+            s.distributed.strategy is Strategy.FSDP
+            and s.has_reference_model
+            and s.log_probs is not LogProbs.FUSED
+        ),
+        "axolotl wraps the reference layer by layer, LLaMA-Factory not at all; priced is TRL 1.16",
+    ),
+    Pair(
+        "method",
+        "--cp, --sp, --tp, --ep and --pp",
+        lambda s: (
+            s.distributed.shares_model
+            or max(s.distributed.cp, s.distributed.sp, s.distributed.pp) > 1
+        ),
+    ),
+    Pair(
+        "method",
+        "--log-probs {s.log_probs}",
+        lambda s: not _has_losses_of(s.log_probs, s.method),
+        "no trainer that was read has it so",
+    ),
+    Pair(
+        "method",
+        "a quantised base",
+        lambda s: s.quantization is not None and s.method.makes_all_logits,
+        "TRL then makes norms and head of other dtypes",
+    ),
+    Pair(
+        "method",
+        "--engine vllm and a base of 8 bits",
+        lambda s: (
+            s.rollouts is not None
+            and s.rollouts.engine is Engine.VLLM
+            and s.quantization is not None
+            and s.quantization.format is Format.BNB_8BIT
+        ),
+        "vLLM does not quantise to 8 bits when it loads, and TRL refuses it",
+        "Use --load-in-4bit, or --engine model.",
+    ),
+    Pair("method", "--use-liger-kernel", lambda s: s.use_liger_kernel),
+    Pair("method", "--torch-compile", lambda s: s.torch_compile),
+    Pair("method", "an evaluation (--eval-batch, --with eval)", lambda s: s.eval_batch is not None),
+    Pair("method", "--generate", lambda s: s.generation is not None),
+    Pair(
+        "method",
+        "lengths that differ from batch to batch",
+        lambda s: s.batching is not None,
+        "--seq-len with the longest, and --padded, price the largest batch",
+    ),
+    Pair(
+        "method",
+        "--padding-free",
+        lambda s: s.padding_free,
+        "TRL 1.16 pads all the same",
+    ),
+    Pair("method", "--neftune-noise-alpha", lambda s: s.neftune_noise_alpha is not None),
+)
+"""Rows of the table of :mod:`memest.config.pairs`."""
