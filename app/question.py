@@ -11,6 +11,7 @@ from typing import Any
 
 from memest.catalog.gpu_counts import split_gpu_counts
 from memest.catalog.gpus import find_gpu, plain_name
+from memest.config.merging import implied_options
 from memest.config.option import Kind, Option, Panel
 from memest.config.option_table import OPTIONS, PLACE
 from memest.config.options import read_bool, read_whole, setup_from_options
@@ -88,8 +89,12 @@ class ExplorerQuestion:
             given.pop(named[0])
         # any other pair contradicts itself: both stay, and the answer says so
         items = []
+        # what others imply is shown, and can be chosen away
+        implied = implied_options(given)
         for option in OPTIONS:
             value = _plain(option, given.get(option.name))
+            if option.name in implied:
+                value = given.get(option.name) or implied[option.name]
             if value is not None:
                 items.append((option.name, value))
         return cls(model, tuple(items), upload)

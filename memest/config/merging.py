@@ -28,7 +28,7 @@ from memest.config.rollouts import Rollouts
 from memest.config.setup import Setup
 from memest.errors import ConfigError, hint, not_legal
 
-__all__ = ["merge_all", "read_bool"]
+__all__ = ["implied_options", "merge_all", "read_bool"]
 
 _EVAL_BATCH = 8
 """``per_device_eval_batch_size`` of ``TrainingArguments``."""
@@ -39,6 +39,7 @@ _4BIT_ONLY = ("quant_type", "compute_dtype", "double_quant", "quant_storage")
 _PATTERN = re.compile(r"[*+?\[\](){}|^$\\]")
 _TRUE = frozenset({"true", "yes", "on", "1", "t", "y"})
 _FALSE = frozenset({"false", "no", "off", "0", "f", "n"})
+_OF_BASES = ("qlora", "load_in_4bit", "load_in_8bit")
 _FLAGS = {option.key or option.name: option.flags[0] for option in OPTIONS}
 
 
@@ -48,6 +49,9 @@ def merge_all(values: dict[str, Any], base: Setup | None) -> None:
     Raises:
         ConfigError: contradictions, wrong values, options without what they belong to.
     """
+    if base is None:
+        for name, value in implied_options(values).items():
+            values.setdefault(name, value)
     _merge_precision(values, base)
     _expand_qlora(values, base)
     _merge_deepspeed(values, base)
@@ -57,7 +61,6 @@ def merge_all(values: dict[str, Any], base: Setup | None) -> None:
     _merge_lengths(values, base)
     _merge_generation(values, base)
     _merge_rollouts(values, base)
-    _merge_dtype(values, base)
     _merge_segments(values, base)
     if parts := _take_parts(values, "life"):
         evaluates = base is not None and base.eval_batch is not None
@@ -70,6 +73,31 @@ def merge_all(values: dict[str, Any], base: Setup | None) -> None:
         values["distributed"] = dataclasses.replace(
             ONE_GPU if base is None else base.distributed, **parts
         )
+
+
+def implied_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Values that options imply for others, unless those are named.
+
+    peft's preparation of a base of 4 bits switches checkpointing on unless it is told not to
+    (``prepare_model_for_kbit_training`` of peft 0.21). TRL's trainers load a model that they are
+    given by name in float32 (``create_model_from_path`` of TRL 1.16, ``from_pretrained`` of
+    transformers 4 before), OnlineDPOTrainer alone as it was saved; what is quantised comes from a
+    ``from_pretrained`` of the user's own.
+    """
+
+    def is_on(name: str, *, otherwise: bool = False) -> bool:
+        value = options.get(name)
+        return otherwise if value is None else read_bool(name, value)
+
+    out = {}
+    if is_on("qlora") and is_on("prepare_kbit", otherwise=True):
+        out["checkpointing"] = "full"
+    method = read_method(options.get("method") or Method.SUPERVISED)
+    in_full = not method.is_supervised and not method.writes_pairs
+    is_quantised = options.get("quantization") is not None or any(map(is_on, _OF_BASES))
+    if in_full and not is_quantised:
+        out["dtype"] = Dtype.FLOAT32.value
+    return out
 
 
 def _take_parts(values: dict[str, Any], field: str) -> dict[str, Any]:
@@ -92,10 +120,7 @@ def read_bool(option: str, value: Any) -> bool:
 
 
 def _expand_qlora(values: dict[str, Any], base: Setup | None) -> None:
-    """Replace ``qlora`` by what it is short for; parts that are named stay as they are.
-
-    peft's preparation of the base switches checkpointing on unless it is told not to.
-    """
+    """Replace ``qlora`` by what it is short for; parts that are named stay as they are."""
     is_asked = values.pop("qlora", None)
     if is_asked is False and base is not None and base.quantization is not None:
         raise ConfigError(
@@ -108,11 +133,6 @@ def _expand_qlora(values: dict[str, Any], base: Setup | None) -> None:
     values.setdefault("bnb_4bit_quant_type", "nf4")
     values.setdefault("bnb_4bit_use_double_quant", True)
     values.setdefault("bnb_4bit_compute_dtype", "float16" if precision == "fp16" else "bfloat16")
-    prepares = values.get("prepare_kbit") is None or read_bool(
-        "prepare_kbit", values["prepare_kbit"]
-    )
-    if base is None and prepares:
-        values.setdefault("checkpointing", "full")
     has_adapter = base is not None and base.adapter is not None
     if not has_adapter and not {"peft", "adapter", "lora_r", "lora_target_modules"} & set(values):
         values["peft"] = "lora"
@@ -441,20 +461,6 @@ def _merge_rollouts(values: dict[str, Any], base: Setup | None) -> None:
         )
     elif base_value is not None:
         values["rollouts"] = None
-
-
-def _merge_dtype(values: dict[str, Any], base: Setup | None) -> None:
-    """TRL's trainers load a model that they are given by name in float32, ``--dtype`` aside.
-
-    OnlineDPOTrainer alone loads it as it was saved.
-
-    Source: ``create_model_from_path`` of TRL 1.16 ``trainer/utils.py``; before, ``from_pretrained``
-    of transformers 4 did. What is quantised comes from a ``from_pretrained`` of the user's own.
-    """
-    method = read_method(values.get("method", Method.SUPERVISED))
-    in_full = not method.is_supervised and not method.writes_pairs
-    if base is None and in_full and values.get("quantization") is None:
-        values.setdefault("dtype", Dtype.FLOAT32.value)
 
 
 def _merge_segments(values: dict[str, Any], base: Setup | None) -> None:

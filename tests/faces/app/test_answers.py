@@ -45,3 +45,14 @@ def test_an_answer_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     first = answers.estimate(question)
     monkeypatch.setattr(answers, "_estimate", lambda *_, **__: pytest.fail("made again"))
     assert answers.estimate(question).to_json() == first.to_json()
+
+
+def test_what_options_imply_is_shown_and_can_be_chosen_away() -> None:
+    question = ExplorerQuestion.of("gpt2", {"qlora": True})
+    assert dict(question.options)["checkpointing"] == "full"
+    without = question.with_options(checkpointing="none")
+    assert dict(without.options)["checkpointing"] == without.setup.checkpointing == "none"
+    assert ExplorerQuestion.from_short(without.short()).setup == without.setup
+    preference = ExplorerQuestion.of("gpt2", {"method": "dpo"})
+    assert dict(preference.options)["dtype"] == "float32"
+    assert preference.with_options(dtype="auto").setup.dtype == "auto"
