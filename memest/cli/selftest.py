@@ -14,7 +14,7 @@ from memest.cli.console import Output, write_document
 from memest.cli.exit_codes import ExitCode
 from memest.cli.flags import shows, switch
 from memest.config.installed import DISTRIBUTION, VERIFIED, release, unverified_note
-from memest.config.packages import TORCH, TRANSFORMERS, is_there
+from memest.config.packages import TORCH, TRANSFORMERS, is_there, pinned
 from memest.errors import DeviceError, MemestError, MissingDependencyError, NotKnownError
 from memest.units import format_size
 
@@ -226,7 +226,7 @@ def _extra(row: tuple[str, tuple[str, ...], str]) -> Finding:
         return Finding(check=f"extra {name}", state=State.OK, found=f"for {purpose}")
     found = f"{' and '.join(missing)} not installed: for {purpose}"
     return Finding(check=f"extra {name}", state=State.WARNING, found=found,
-                   remedy=f"pip install 'memest-gpu[{name}]'")  # fmt: skip
+                   remedy=pinned(f"pip install 'memest-gpu[{name}]'"))  # fmt: skip
 
 
 @shows()

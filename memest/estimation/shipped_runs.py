@@ -174,8 +174,8 @@ def nearest_run(source: ModelSource | None, request: Setup, gpu: GpuTraits | Non
     subject = f"Without torch, {name} is answered"
     if run is None:
         return (
-            f"{subject} on other cards alone: no run of it that comes with memest has the attention "
-            f"kernels of compute capability {_capability(gpu)}."
+            f"{subject} on other cards alone: no run of it that comes with memest has the "
+            f"attention kernels of compute capability {_capability(gpu)}."
         )
     why = ""
     if gpu is not None and run.setup != runs[0].setup:
