@@ -118,9 +118,9 @@ def _shipped_answer() -> Finding:
         return Finding(check=check, state=State.FAILED, found=f"{words}: {error}",
                        remedy=_REINSTALL)  # fmt: skip
     if peak_bytes == KNOWN_BYTES:
-        found = f"{words}: {format_size(peak_bytes)}, as it must be"
+        found = f"{words}: {format_size(peak_bytes)} allocated at the peak, as it must be"
         return Finding(check=check, state=State.OK, found=found)
-    found = f"{words}: {peak_bytes:,} bytes, and it must be {KNOWN_BYTES:,}"
+    found = f"{words}: {peak_bytes:,} bytes allocated at the peak, and it must be {KNOWN_BYTES:,}"
     return Finding(check=check, state=State.FAILED, found=found, remedy=_REINSTALL)
 
 
