@@ -6,7 +6,7 @@ Sizes come from the setup, else from the model's config; whatever was assumed is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,7 +71,11 @@ class PlannedBatch:
         """The sizes that the batch takes of a setup, and what there is to say of them."""
         _, sizes, notes = plan_batch(self.built_model, setup)
         batch_sizes = {name: value for name in SIZES if (value := getattr(sizes, name)) is not None}
-        return SizeAnswer(batch_sizes, (*notes, *_ignored_size_notes(setup, sizes)))
+
+        def sizes_at(name: str, value: float) -> BatchSizes:
+            return plan_batch(self.built_model, replace(setup, **{name: value}))[1]
+
+        return SizeAnswer(batch_sizes, (*notes, *_ignored_size_notes(setup, sizes, sizes_at)))
 
     def unflatten(self, batch: Mapping[str, Any]) -> Any:
         """The batch as the model takes it."""
@@ -141,8 +145,25 @@ def _call_nested(model: Any, batch: Mapping[str, Any]) -> Any:
     return model(**nested(batch))
 
 
-def _ignored_size_notes(setup: Setup, sizes: BatchSizes) -> tuple[str, ...]:
-    """What to say of sizes that were asked for and that this model's batch does not have."""
+def _ignored_size_notes(
+    setup: Setup, sizes: BatchSizes, sizes_at: Callable[[str, float], BatchSizes]
+) -> tuple[str, ...]:
+    """What to say of sizes that were asked for and that this model's batch does not have.
+
+    Args:
+        setup: names them.
+        sizes: that the batch has.
+        sizes_at: what it would have with a size of another value.
+    """
+
+    def follows(name: str, value: float, taken: float) -> bool:
+        """Whether the model takes another size where another is asked for."""
+        for other in (value * 2, type(value)(value / 2)):
+            with suppress(ConfigError, ValueError):
+                if getattr(sizes_at(name, other), name) != taken:
+                    return True
+        return False
+
     notes = []
     for name in SIZES:
         value, batch_value = getattr(setup, name), getattr(sizes, name)
@@ -150,7 +171,10 @@ def _ignored_size_notes(setup: Setup, sizes: BatchSizes) -> tuple[str, ...]:
         if value is not None and batch_value is None:
             notes.append(f"{flag} has no effect on this model's inputs")
         elif value is not None and batch_value != value:
-            notes.append(f"{flag} has no effect: this model always takes {batch_value:g}")
+            if follows(name, value, batch_value):
+                notes.append(f"{flag} is taken as {batch_value:g}, what this model makes of it")
+            else:
+                notes.append(f"{flag} has no effect: this model always takes {batch_value:g}")
     return tuple(notes)
 
 
