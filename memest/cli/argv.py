@@ -214,7 +214,7 @@ def as_typed(message: str, argv: Sequence[str]) -> str:
         flag = re.escape(option.flags[0])
         about = f"{flag} ({re.escape(repr(value))}|{re.escape(value)})(?!\\w)"
         if value and re.search(about, message):
-            message = re.sub(rf"{flag}(?![\w-])", lambda _, said=spelling: said, message)
+            message = spelling.join(re.split(rf"{flag}(?![\w-])", message))
     return message
 
 

@@ -91,12 +91,14 @@ class _Run:
 
     def on(self, gpu: GpuTraits | None, request: Setup) -> _Run:
         """The same with the families alone whose attention kernels a GPU takes."""
-
-        def takes(document: Document) -> bool:
+        if gpu is None:
+            return self
+        kept = []
+        for document in self.families:
             family = family_from_json(document.content)
-            return takes_kernels(family, family.points[-1], gpu, request)
-
-        return self if gpu is None else replace(self, families=tuple(filter(takes, self.families)))
+            if takes_kernels(family, family.points[-1], gpu, request):
+                kept.append(document)
+        return replace(self, families=tuple(kept))
 
     @property
     def sizes(self) -> Mapping[str, tuple[int, int, int]]:

@@ -73,7 +73,8 @@ class PlannedBatch:
         batch_sizes = {name: value for name in SIZES if (value := getattr(sizes, name)) is not None}
 
         def sizes_at(name: str, value: float) -> BatchSizes:
-            return plan_batch(self.built_model, replace(setup, **{name: value}))[1]
+            changed: dict[str, Any] = {name: value}
+            return plan_batch(self.built_model, replace(setup, **changed))[1]
 
         return SizeAnswer(batch_sizes, (*notes, *_ignored_size_notes(setup, sizes, sizes_at)))
 
