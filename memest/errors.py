@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 __all__ = [
     "ConfigError",
@@ -142,11 +142,19 @@ def closest(value: str, legal: Iterable[str], *, limit: int = 3) -> list[str]:
     if word in by_key:
         return [by_key[word]]
     joined = {key.replace("-", ""): name for key, name in by_key.items()}
-    if word.replace("-", "") in joined:
-        return [joined[word.replace("-", "")]]
+    flat = word.replace("-", "")
+    if flat in joined:
+        return [joined[flat]]
+    swapped = [joined[each] for each in _swaps(flat) if each in joined]
     ranks = {key: rank for key in by_key if (rank := _nearness(word, key))}
     best = sorted(ranks, key=lambda key: (-ranks[key], len(key)))
-    return [by_key[key] for key in best[:limit]]
+    return list(dict.fromkeys((*swapped, *(by_key[key] for key in best))))[:limit]
+
+
+def _swaps(word: str) -> Iterator[str]:
+    """A word with two neighbouring letters in each other's place: ``rtx4090`` of ``rtx4900``."""
+    for at in range(len(word) - 1):
+        yield word[:at] + word[at + 1] + word[at] + word[at + 2 :]
 
 
 def _key(name: str) -> str:

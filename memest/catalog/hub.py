@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from memest.catalog.config_file import MAX_CONFIG_BYTES
+from memest.catalog.libraries import LIBRARIES, is_bare_name, names_in_libraries
 from memest.catalog.models import closest_models, left_out
 from memest.errors import ModelLoadError, UnknownModelError
 from memest.units import format_size
@@ -21,20 +22,24 @@ CONFIG_NAME = "config.json"
 TIMEOUT_SECONDS = 5.0
 
 
-_OTHER_WAYS = (
-    "`memest models` lists the catalogue; the path of a config.json works too, models of other "
-    "libraries are timm/NAME, torchvision/NAME or package.module:factory (`memest help "
-    "naming-models`)."
-)
+def _other_ways(ref: str) -> str:
+    name = ref if is_bare_name(ref) else "NAME"
+    return (
+        "`memest models` lists the catalogue; the path of a config.json works too, models of other "
+        f"libraries are {' or '.join(f'{library}/{name}' for library in LIBRARIES)}, or "
+        "package.module:factory (`memest help naming-models`)."
+    )
 
 
 def _nearest(ref: str) -> str:
+    of_libraries = names_in_libraries(ref)
+    said = f"It is a model of a library: {' or '.join(of_libraries)}. " if of_libraries else ""
     ids = closest_models(ref)
-    return f"Nearest in memest's own catalogue: {', '.join(ids)}. " if ids else ""
+    return f"{said}Nearest in memest's own catalogue: {', '.join(ids)}. " if ids else said
 
 
 def _suggestion(ref: str) -> str:
-    return f"{_nearest(ref)}{_OTHER_WAYS}"
+    return f"{_nearest(ref)}{_other_ways(ref)}"
 
 
 def _unknown(ref: str, why: str) -> UnknownModelError:
@@ -46,7 +51,7 @@ def _unknown(ref: str, why: str) -> UnknownModelError:
         f"{ref!r} is neither a file nor in memest's catalogue{reason}, and {why}. "
         f"{meant or _nearest(ref)}"
     )
-    return UnknownModelError(f"{said}{_OTHER_WAYS}", said.rstrip())
+    return UnknownModelError(f"{said}{_other_ways(ref)}", said.rstrip())
 
 
 def _cached_path(hub: Any, ref: str) -> Path | None:

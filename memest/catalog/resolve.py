@@ -21,7 +21,14 @@ from memest.catalog.models import CatalogueEntry, lookup, model_types
 from memest.errors import ConfigError, ModelLoadError, UnknownModelError, closest
 from memest.files.texts import of_windows, printable
 
-__all__ = ["ModelSource", "leads_to_file", "looks_like_path", "resolve_model"]
+__all__ = [
+    "ModelSource",
+    "leads_to_file",
+    "looks_like_path",
+    "name_of_module",
+    "names_factory",
+    "resolve_model",
+]
 
 _FACTORY = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
 
@@ -71,6 +78,29 @@ def looks_like_path(ref: str) -> bool:
         or ref.endswith(os.sep)
         or "\\" in ref
     )
+
+
+def names_factory(ref: str) -> bool:
+    """Whether a reference is ``package.module:name``, code of the user's own."""
+    return _FACTORY.match(_by_module(ref)) is not None
+
+
+def name_of_module(folder: Path, file: str) -> str:
+    """How a file is imported from the current directory; by its own name where it cannot be."""
+    try:
+        parts = (folder / file).resolve().relative_to(Path.cwd()).with_suffix("").parts
+    except (OSError, ValueError):
+        parts = ()
+    return ".".join(parts) if parts and all(map(str.isidentifier, parts)) else Path(file).stem
+
+
+def _by_module(ref: str) -> str:
+    """``folder/train.py:Net`` as ``folder.train:Net``; what is no such thing as it is."""
+    file, marked, name = ref.partition(".py:")
+    path, exists = _path_of(f"{file}.py")
+    if not marked or not exists:
+        return ref
+    return f"{name_of_module(path.parent, path.name)}:{name}"
 
 
 def leads_to_file(ref: str) -> bool:
@@ -181,7 +211,7 @@ def resolve_model(ref: str, *, trust_remote_code: bool = False) -> ModelSource:
     """
     ref = ref.strip()
     whole_ref = ref
-    ref, changes = split_changes(ref)
+    ref, changes = split_changes(_by_module(ref))
     return _with_changes(_resolve(ref, trust_remote_code=trust_remote_code), whole_ref, changes)
 
 

@@ -75,7 +75,7 @@ def _answer(
         )
     if run is None:
         return answer
-    from memest.readers.run_config import origins_of
+    from memest.readers.origins import origins_of
 
     return replace(
         answer,

@@ -35,6 +35,7 @@ __all__ = [
     "ESTIMATING",
     "HELP_GROUP",
     "SWITCHED_OFF",
+    "as_typed",
     "closest_flags",
     "normalise",
     "options_by_flag",
@@ -195,6 +196,26 @@ def normalise(argv: Sequence[str]) -> list[str]:
             if value is None and waiting:
                 tokens.append(waiting.pop(0))
     return tokens
+
+
+def as_typed(message: str, argv: Sequence[str]) -> str:
+    """A message about an option and its value, with the option as it was typed.
+
+    Example:
+        >>> as_typed("--seq-len '2k' is not a whole number.", ["--max-seq-length", "2k"])
+        "--max-seq-length '2k' is not a whole number."
+    """
+    for token, following in zip(argv, (*argv[1:], ""), strict=False):
+        spelling, equals, value = token.partition("=")
+        option = options_by_flag().get(spelling.replace("_", "-"))
+        if option is None or spelling == option.flags[0]:
+            continue
+        value = value if equals else following
+        flag = re.escape(option.flags[0])
+        about = f"{flag} ({re.escape(repr(value))}|{re.escape(value)})(?!\\w)"
+        if value and re.search(about, message):
+            message = spelling.join(re.split(rf"{flag}(?![\w-])", message))
+    return message
 
 
 def with_launch(words: Sequence[str]) -> list[str]:

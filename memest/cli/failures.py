@@ -16,6 +16,7 @@ from memest.cli.exit_codes import (
 )
 from memest.config.meant import what_says
 from memest.config.options import HARMLESS_ARGUMENTS
+from memest.config.packages import pinned
 from memest.errors import MemestError, MissingDependencyError, closest
 
 __all__ = ["error_document", "explain"]
@@ -71,6 +72,7 @@ def explain(error: BaseException) -> tuple[str, str, int]:
     package = (getattr(error, "name", None) or "").partition(".")[0]
     if isinstance(error, ModuleNotFoundError) and package not in ("", "memest"):
         message = f"the package {package} is not installed: pip install 'memest-gpu[all]'."
+        message = pinned(message)
         return MissingDependencyError.__name__, message, ExitCode.MISSING
     if isinstance(error, MemoryError):
         message = "this machine's own memory ran out: try fewer --steps or --grad-accum."

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from memest.cli.argv import normalise, plain_question, with_launch
+from memest.cli.argv import as_typed, normalise, plain_question, with_launch
 from memest.cli.console import PipeClosedError, begin, emit, has_written, write_document
 from memest.cli.dialogue import ask_question, on_terminal
 from memest.cli.exit_codes import ExitCode
@@ -23,7 +23,7 @@ from memest.errors import MemestError
 __all__ = ["run"]
 
 
-def _guard(work: Callable[[], Any], *, debug: bool, as_json: bool) -> int:
+def _guard(work: Callable[[], Any], typed: Sequence[str], *, debug: bool, as_json: bool) -> int:
     """Run, and turn whatever happens into an exit code."""
     try:
         answer = work()
@@ -44,6 +44,7 @@ def _guard(work: Callable[[], Any], *, debug: bool, as_json: bool) -> int:
             emit("memest: interrupted.")
             return ExitCode.INTERRUPTED
         kind, message, code = explain(error)
+        message = as_typed(message, typed)
         if debug:
             traceback.print_exception(error)
         emit(f"memest: {message}")
@@ -90,7 +91,10 @@ def run(argv: Sequence[str] | None = None) -> int:
     begin()
     _not_kept()  # of what ran in this process before
     code = _guard(
-        lambda: _run(arguments), debug="--debug" in own_arguments, as_json="--json" in own_arguments
+        lambda: _run(arguments),
+        own_arguments,
+        debug="--debug" in own_arguments,
+        as_json="--json" in own_arguments,
     )
     if not {"-q", "--quiet"} & set(own_arguments):
         _tell_what_was_not_kept()

@@ -15,7 +15,7 @@ from memest.cli.console import Output
 from memest.cli.flags import value_flag, with_signature
 from memest.cli.help_pages import remember_group
 from memest.config.option import Kind, Option
-from memest.config.option_table import OPTIONS
+from memest.config.option_table import OPTIONS, OWN_MODULE_NAMES
 from memest.config.options import find_option
 from memest.errors import ConfigError
 from memest.readers.reading import names_config, read_config
@@ -182,12 +182,16 @@ def read_question(
             "--config-format says the format of a file: add --config FILE or a launch command."
         )
     if files or launch is not None:
-        run = read_config(*files, config_format=config_format, command=launch, model=first, **flags)
+        parts = {name: place[name] for name in OWN_MODULE_NAMES & place.keys()}
+        run = read_config(
+            *files, config_format=config_format, command=launch, model=first, **flags, **parts
+        )
     else:
         run = settle((), flags, model=first)
     if run.model is None and needs_model:
         raise ConfigError(
-            f"{run.model_problem}: write it besides, memest estimate MODEL ..."
+            f"{run.model_problem}: write it besides, memest estimate {run.model_words}"
+            + "".join(f" --config {file}" for file in files if run.model_words != "MODEL ...")
             if run.sources
             else "Missing argument 'MODEL'. Name a model, a configuration (run.yaml) or, after --, "
             "the launch command of the run: `memest estimate --help` has examples."

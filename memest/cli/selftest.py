@@ -14,7 +14,7 @@ from memest.cli.console import Output, write_document
 from memest.cli.exit_codes import ExitCode
 from memest.cli.flags import shows, switch
 from memest.config.installed import DISTRIBUTION, VERIFIED, release, unverified_note
-from memest.config.packages import TORCH, TRANSFORMERS, is_there
+from memest.config.packages import TORCH, TRANSFORMERS, is_there, pinned
 from memest.errors import DeviceError, MemestError, MissingDependencyError, NotKnownError
 from memest.units import format_size
 
@@ -118,9 +118,9 @@ def _shipped_answer() -> Finding:
         return Finding(check=check, state=State.FAILED, found=f"{words}: {error}",
                        remedy=_REINSTALL)  # fmt: skip
     if peak_bytes == KNOWN_BYTES:
-        found = f"{words}: {format_size(peak_bytes)}, as it must be"
+        found = f"{words}: {format_size(peak_bytes)} allocated at the peak, as it must be"
         return Finding(check=check, state=State.OK, found=found)
-    found = f"{words}: {peak_bytes:,} bytes, and it must be {KNOWN_BYTES:,}"
+    found = f"{words}: {peak_bytes:,} bytes allocated at the peak, and it must be {KNOWN_BYTES:,}"
     return Finding(check=check, state=State.FAILED, found=found, remedy=_REINSTALL)
 
 
@@ -226,7 +226,7 @@ def _extra(row: tuple[str, tuple[str, ...], str]) -> Finding:
         return Finding(check=f"extra {name}", state=State.OK, found=f"for {purpose}")
     found = f"{' and '.join(missing)} not installed: for {purpose}"
     return Finding(check=f"extra {name}", state=State.WARNING, found=found,
-                   remedy=f"pip install 'memest-gpu[{name}]'")  # fmt: skip
+                   remedy=pinned(f"pip install 'memest-gpu[{name}]'"))  # fmt: skip
 
 
 @shows()

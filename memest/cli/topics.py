@@ -204,6 +204,43 @@ Side by side: memest compare MODEL --bf16 --vs peft=lora --vs qlora
 """,
         "qlora peft adapters adapter quantisation quantization",
     ),
+    "preferences": Topic(
+        "DPO and the other methods that learn from preferred answers",
+        """
+--method dpo, ipo, kto, orpo, cpo, simpo or reward is what is trained for, as TRL's trainers do it.
+
+--batch | Pairs of answers (kto: answers): two sequences each.
+--seq-len | Prompt and answer together.
+the reference | DPO, IPO and KTO ask a second model, as large as the first in weights and without
+    gradients. With adapters it is the same model, its adapters off: nothing on top.
+    --precompute-ref-log-probs keeps none.
+--log-probs | How many scores are held at once: fused (TRL 1.15 and later), logits (TRL 1.6 to
+    1.13), float32 (LLaMA-Factory).
+
+For example: memest estimate Qwen/Qwen3-8B --method dpo --qlora --bf16 --checkpointing --gpu l40s
+
+Methods that write their own answers: memest help rollouts.
+""",
+        "preference dpo ipo kto orpo cpo simpo reward rlhf",
+    ),
+    "rollouts": Topic(
+        "GRPO and RLOO: runs that write what they learn from",
+        """
+--method grpo or rloo is what is trained for, as TRL's trainers do it.
+
+--batch | Completions of one micro-batch on one GPU, not prompts.
+--seq-len | Prompt and completion; --completion-len is the completion's part, left out half.
+--kl-beta | Where it is not 0, a reference model stands beside the one that trains (with adapters
+    it is the same one).
+--engine model | The model writes with generate: a cache of keys and values, which may be the peak.
+--engine vllm | vLLM on the same GPU takes its share, --engine-share; with --engine-sleeps it gives
+    that back while the model trains.
+--engine server | vLLM elsewhere.
+
+For example: memest estimate Qwen/Qwen3-0.6B --method grpo --bf16 --checkpointing --gpu rtx-4090
+""",
+        "rollout grpo rloo vllm generation completions reinforcement",
+    ),
     "sharding": Topic(
         "DDP, ZeRO, FSDP: what several GPUs share",
         """
@@ -324,6 +361,21 @@ explain-oom LOG reads PyTorch's message, memest explain-growth RECORD what a run
 """,
         "oom memory savings",
     ),
+    "growth": Topic(
+        "memory that grows from step to step",
+        """
+A run needs the same memory in every step once the first ones are over. Where it grows, something
+is kept: losses or outputs in a list, graphs, predictions of an evaluation; or samples are longer.
+
+memest explain-growth run.pickle | a recording of some ten steps: which line of code keeps what
+memest explain-growth memory.csv --gpu a100 | a log, a row a step: whether it grows, and when the
+    card is full
+
+A recording is made by torch.cuda.memory._record_memory_history() before the steps, and
+torch.cuda.memory._dump_snapshot("run.pickle") behind them.
+""",
+        "leak leaks grows snapshot",
+    ),
     "how": Topic(
         "how memest comes to its numbers",
         """
@@ -385,6 +437,19 @@ package.module:factory | anything that returns a torch.nn.Module, of diffusers, 
 A configuration of a run that names its model may stand in its place: memest estimate run.yaml,
 memest estimate train.py, or a launch command after --.
 """,
+    ),
+    "naming-gpus": Topic(
+        "how a card is named",
+        """
+rtx-4090, a100-80gb, 'NVIDIA L4' | a name of the list (memest gpus), or what the driver prints
+8xh100 | eight of them
+24GB | any card with so much memory
+colab, colab l4, kaggle 2xT4 | a card of that service; colab alone is the T4 that is free
+local, local:1 | a card of this machine
+
+A card that is not in the list: --gpu-memory 24GiB, what PyTorch can have of it.
+""",
+        "gpu card cards colab kaggle",
     ),
     "sizes": Topic(
         "how sizes of memory are written",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memest.config.installed import installed_version
+from memest.config.installed import VERIFIED, installed_version, release
 from memest.config.optimizers import facts_of
 from memest.config.training_options import TrainingOptions
 from memest.errors import MissingDependencyError
@@ -26,6 +27,7 @@ __all__ = [
     "library_needed",
     "library_of",
     "needs_of",
+    "pinned",
 ]
 
 
@@ -35,6 +37,25 @@ def is_there(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
         return False
+
+
+_INSTALL = re.compile(r"pip install (?!--)('[^']+'|[\w-]+)")
+"""A line to type, up to what it installs; with ``--no-deps`` nothing else is replaced anyway."""
+
+
+def pinned(text: str) -> str:
+    """A text whose lines to type keep the torch and the transformers that are installed.
+
+    Packages that are built for one release of torch (torchvision) replace another one: gigabytes,
+    and what was traced with the one that was there is not believed any more. ``torch==2.13.0`` is
+    kept by a build of it (``+cpu``) as well. Releases too old for memest's extras are not kept.
+    """
+    kept = [
+        f" '{name}=={release(name)}'"
+        for name, (oldest, *_) in VERIFIED.items()
+        if (installed_version(name) or (0, 0)) >= tuple(map(int, oldest.split(".")))
+    ]
+    return _INSTALL.sub(lambda match: match[0] + "".join(kept), text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +74,7 @@ class Need:
 
     def missing(self) -> MissingDependencyError:
         """What to raise where it is not installed."""
-        return MissingDependencyError(self.why)
+        return MissingDependencyError(pinned(self.why))
 
     def check(self) -> None:
         """Refuse a package that is not there, or too old.
@@ -67,8 +88,8 @@ class Need:
         if self.since is not None and version is not None and version < self.since:
             needed, found = (".".join(map(str, numbers)) for numbers in (self.since, version))
             raise MissingDependencyError(
-                f"{self.module} {found} is older than what memest works with: pip install "
-                f"'{self.module}>={needed}'."
+                f"{self.module} {found} is older than what memest works with: "
+                + pinned(f"pip install '{self.module}>={needed}'.")
             )
 
 

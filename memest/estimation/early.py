@@ -25,17 +25,24 @@ from memest.estimation.shipped_runs import nearest_run
 
 if TYPE_CHECKING:
     from memest.catalog.resolve import ModelSource
+    from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["refuse_early", "say_import"]
 
 
-def refuse_early(source: ModelSource | None, request: Setup, module_inputs: ModuleInputs) -> None:
+def refuse_early(
+    source: ModelSource | None,
+    request: Setup,
+    module_inputs: ModuleInputs,
+    gpu: GpuTraits | None = None,
+) -> None:
     """Refuse what would be refused once the model is built, as far as that is known before.
 
     Args:
         source: where the model comes from; None for a live module.
         request: as the user gave it.
         module_inputs: what a module of one's own is fed.
+        gpu: whose kernels run, where that is known.
 
     Raises:
         ConfigError: a length, a way to share the model, or options that cannot be.
@@ -64,7 +71,8 @@ def refuse_early(source: ModelSource | None, request: Setup, module_inputs: Modu
     try:
         TORCH.check()
     except MissingDependencyError as error:
-        raise MissingDependencyError(f"{error} {nearest_run(source, request)}".rstrip()) from None
+        near = nearest_run(source, request, gpu)
+        raise MissingDependencyError(f"{error} {near}".rstrip()) from None
     if source is not None and source.config is not None:
         TRANSFORMERS.check()
     for need in needs_of(setup):

@@ -115,7 +115,8 @@ def estimate(
     gpu, options = split_gpu_count(gpu, setup, options)
     run_config = read_run(model)
     if run_config is not None:
-        run_config = run_config.with_model(setup, options)
+        parts = {"inputs": inputs, "loss": loss, "step_fn": step_fn}
+        run_config = run_config.with_model(setup, {**options, **parts})
         model, setup, options = str(run_config.model), run_config.setup, {}
     setup = merge_options(setup, options)
     target = None
@@ -143,7 +144,7 @@ def estimate(
     )
     if run_config is None:
         return result
-    from memest.readers.run_config import origins_of
+    from memest.readers.origins import origins_of
 
     return replace(
         result,

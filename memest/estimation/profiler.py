@@ -149,20 +149,24 @@ class Profiler:
             MemestError: the model cannot be built, or not for these sizes, or not run on this GPU.
         """
         profile = self.profile_of(request)
-        setup = self._resolve(profile, request)
+        setup = self._resolve(profile, request, gpu)
         check_gpu(setup, gpu)
         return Question(request, setup, gpu, profile, None if vary is None else tuple(vary))
 
-    def resolve(self, request: Setup) -> Setup:
+    def resolve(self, request: Setup, gpu: GpuTraits | None = None) -> Setup:
         """The setup with what the model decides filled in: sizes, task, attention.
+
+        Args:
+            request: as the user gave it.
+            gpu: that is asked about, for the words of what is not known.
 
         Raises:
             MemestError: the model cannot be built, or not for these sizes.
         """
-        return self._resolve(self.profile_of(request), request)
+        return self._resolve(self.profile_of(request), request, gpu)
 
-    def _resolve(self, profile: StepProfile, request: Setup) -> Setup:
-        answer = self._sizes(profile, request)
+    def _resolve(self, profile: StepProfile, request: Setup, gpu: GpuTraits | None) -> Setup:
+        answer = self._sizes(profile, request, gpu)
         card = profile.model_cards[request.image_size]
         batch_sizes: dict[str, Any] = {**dict.fromkeys(SIZES), **answer.batch_sizes}
         setup = replace(
@@ -421,7 +425,7 @@ class Profiler:
 
     def meta_model(self, question: Question) -> Any:
         """The model on the meta device, built once."""
-        return self._tracer.meta_model(question.profile, question.request)
+        return self._tracer.meta_model(question.profile, question.request, question.gpu)
 
     def _known_family(
         self, profile: StepProfile, question: Question
@@ -546,13 +550,15 @@ class Profiler:
 
     # -- sizes that the model takes
 
-    def _sizes(self, profile: StepProfile, request: Setup) -> SizeAnswer:
+    def _sizes(
+        self, profile: StepProfile, request: Setup, gpu: GpuTraits | None = None
+    ) -> SizeAnswer:
         check_own_parts(request, self._tracer.module_inputs)
         sizes = asked_sizes(request)
         known_answer = profile.sizing.find(sizes)
         if known_answer is not None and request.image_size in profile.model_cards:
             return known_answer
-        meta_model = self._tracer.meta_model(profile, request)
+        meta_model = self._tracer.meta_model(profile, request, gpu)
         answer: SizeAnswer = meta_model.answer(request)
         profile.model_cards[request.image_size] = meta_model.card
         profile.sizing.exact[sizes] = answer

@@ -18,9 +18,13 @@ from memest.config.option_table import OPTIONS
 from memest.config.quantization import own_quantization
 from memest.config.setup import Precision, Setup, Task
 from memest.errors import MemestError
-from memest.profiles.axes import key_of, structure_of
-from memest.profiles.known_profiles import shipped_folder
+from memest.profiles.axes import key_of, sizes_of, structure_of
+from memest.profiles.cache import Document
+from memest.profiles.document import domain_from_json, family_from_json
+from memest.profiles.family import FamilyDomain
+from memest.profiles.known_profiles import shipped_folder, takes_kernels
 from memest.profiles.packs import Packs
+from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["is_shipped", "nearest_run", "shipped_words", "what_counts"]
 
@@ -78,35 +82,67 @@ class _Run:
     Attributes:
         setup: its part of a key.
         task: of the head that the model gets where none is named.
-        sizes: lowest and highest of what varies.
+        families: of its steps.
     """
 
     setup: Mapping[str, Any]
     task: str
-    sizes: Mapping[str, tuple[int, int]]
+    families: tuple[Document, ...] = ()
+
+    def on(self, gpu: GpuTraits | None, request: Setup) -> _Run:
+        """The same with the families alone whose attention kernels a GPU takes."""
+        if gpu is None:
+            return self
+        kept = []
+        for document in self.families:
+            family = family_from_json(document.content)
+            if takes_kernels(family, family.points[-1], gpu, request):
+                kept.append(document)
+        return replace(self, families=tuple(kept))
+
+    @property
+    def sizes(self) -> Mapping[str, tuple[int, int, int]]:
+        """Lowest and highest of what varies, and the steps in which it does."""
+        domains = [domain_from_json(document.about) for document in self.families]
+        names = dict.fromkeys(name for domain in domains for name in sorted(domain.names))
+        return {name: _bounds(domains, name) for name in names}
+
+    def covers(self, request: Setup) -> bool:
+        """Whether the sizes that were asked for are among them, as far as all are named."""
+        asked = sizes_of(request)
+        domains = [domain_from_json(document.about) for document in self.families]
+        return any(
+            domain.names != set(asked) or domain.point_of(asked) is not None for domain in domains
+        )
+
+
+def _bounds(domains: Iterable[FamilyDomain], name: str) -> tuple[int, int, int]:
+    """The lowest and the highest of a size, and its steps: of the class that has most of them."""
+    classes: dict[tuple[int, int], list[int]] = {}
+    for domain in domains:
+        if name in domain.names:
+            sizes = [domain.sizes_at(point)[name] for point in domain.points]
+            step = dict(zip(domain.axes, domain.moduli, strict=True)).get(name, 0)
+            classes.setdefault((step, sizes[0] % (step or 1)), []).extend(sizes)
+    single_sizes = classes.pop((0, 0), [])
+    if not classes or (1, 0) in classes:
+        classes.setdefault((1, 0), []).extend(single_sizes)
+    spans = {each: (min(sizes), max(sizes), each[0]) for each, sizes in classes.items()}
+    return max(spans.values(), key=lambda span: (span[1] - span[0]) / span[2])
 
 
 def _runs_of(model: str) -> Iterator[_Run]:
-    for key, task, domains in Packs(shipped_folder()).runs(model):
-        bounds: dict[str, tuple[int, int]] = {}
-        for domain in domains:
-            columns = zip(*domain["points"], strict=True)
-            found = {
-                **{name: (size, size) for name, size in domain["fixed"].items()},
-                **{a: (min(c), max(c)) for a, c in zip(domain["axes"], columns, strict=True)},
-            }
-            for name, (low, high) in found.items():
-                least, most = bounds.get(name, (low, high))
-                bounds[name] = min(low, least), max(high, most)
-        yield _Run(key["setup"], task, bounds)
+    for key, task, families in Packs(shipped_folder()).runs(model):
+        yield _Run(key["setup"], task, tuple(families))
 
 
-def nearest_run(source: ModelSource | None, request: Setup) -> str:
+def nearest_run(source: ModelSource | None, request: Setup, gpu: GpuTraits | None = None) -> str:
     """What to change of a question so that it is answered without torch.
 
     Args:
         source: where the model comes from; None for a live module.
         request: the run that was asked for.
+        gpu: whose kernels run; None for any.
 
     Returns:
         A sentence; empty of what is no model of the catalogue.
@@ -133,22 +169,30 @@ def nearest_run(source: ModelSource | None, request: Setup) -> str:
     if structure.task.value in {run.task for run in runs}:
         structure = replace(structure, task=Task.AUTO)
     asked = key_of(structure)
-    far, run = min(
-        ((_distance(asked, run.setup), run) for run in runs),
-        key=lambda each: each[0],
-        default=(None, None),
-    )
-    if far is None or run is None:
+    runs.sort(key=lambda run: _distance(asked, run.setup))
+    if not runs:
         return ""
+    run = next((here for each in runs if (here := each.on(gpu, request)).families), None)
     subject = f"Without torch, {name} is answered"
+    if run is None:
+        return (
+            f"{subject} on other cards alone: no run of it that comes with memest has the "
+            f"attention kernels of compute capability {_capability(gpu)}."
+        )
+    why = ""
+    if gpu is not None and run.setup != runs[0].setup:
+        subject += f" on a GPU of compute capability {_capability(gpu)}"
+        why = "; nearer runs that come with memest are for the attention kernels of other cards"
     changes = list(_changes(request.to_dict(), asked, run.setup))
     if name != source.id:
         changes = [_QLORA, *(each for each in changes if each != _QLORA)]
     if not all(changes) or len(changes) > _MOST_CHANGES:
-        return f"{subject} in other ways: `memest models {name}` lists them."
+        return f"{subject} in other ways: `memest models {name}` lists them{why}."
+    sizes = f": {_sizes(run.sizes)}" if not changes or not run.covers(request) else ""
     if not changes:
-        return f"{subject} like this at other sizes, or on another card: {_sizes(run.sizes)}."
-    return f"{subject} {_words(changes)}."
+        elsewhere = ", or on another card" if gpu is None else ""
+        return f"{subject} like this at other sizes{elsewhere}{sizes}."
+    return f"{subject} {_words(changes)}{sizes}{why}."
 
 
 def shipped_words(config: Mapping[str, Any] | None, auto_class: str | None) -> tuple[str, ...]:
@@ -174,6 +218,10 @@ def shipped_words(config: Mapping[str, Any] | None, auto_class: str | None) -> t
         usual = ("--fp32", "--checkpointing none")
         found[" ".join(each for each in words if each not in usual) or "no option"] = None
     return tuple(sorted(found, key=lambda words: (len(words.split()), words)))
+
+
+def _capability(gpu: GpuTraits | None) -> str:
+    return "" if gpu is None else ".".join(map(str, gpu.capability))
 
 
 def _words(changes: Iterable[str]) -> str:
@@ -203,14 +251,16 @@ def _changes(
 ) -> Iterator[str]:
     """What to add or to leave out, as it is typed; empty for what nobody typed, or can."""
     usual = Setup().to_dict()
+    in_other_precision = asked.get("precision") != shipped.get("precision")
     for name in _differing(asked, shipped):
         ours, theirs = asked.get(name), shipped.get(name)
         if name == "quantization":
-            yield from _quantization(ours or {}, theirs or {})
+            if _differing(ours or {}, theirs or {}) != ["compute_dtype"] or not in_other_precision:
+                yield from _quantization(ours or {}, theirs or {})
         elif name == "adapter":
             yield from _adapter(ours or {}, theirs or {})
         elif name == "precision" and theirs != usual[name]:
-            yield f"--{theirs}"
+            yield f"--{theirs}" + (f" in place of --{ours}" if ours != usual[name] else "")
         elif theirs in (None, usual.get(name)):
             yield _without(name, "") if request.get(name) != usual.get(name) else ""
         else:
@@ -247,12 +297,14 @@ def _flag(field: str, key: str) -> str:
     return ""
 
 
-def _sizes(sizes: Mapping[str, tuple[int, int]]) -> str:
+def _sizes(sizes: Mapping[str, tuple[int, int, int]]) -> str:
     names = {"batch": "batches", "seq_len": "lengths", "lora_r": "ranks"}
     said = [
-        f"{word} of {low:,}" if low == high else f"{word} from {low:,} to {high:,}"
+        f"{word} of {low:,}"
+        if low == high
+        else f"{word} from {low:,} to {high:,}" + (f" in steps of {step}" if step > 1 else "")
         for name, word in names.items()
         if name in sizes
-        for low, high in [sizes[name]]
+        for low, high, step in [sizes[name]]
     ]
     return ", ".join(said) or "other sizes"

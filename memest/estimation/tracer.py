@@ -35,6 +35,7 @@ from memest.profiles.transcript import Stack
 
 if TYPE_CHECKING:
     from memest.catalog.resolve import ModelSource
+    from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["KNOWN_ALONE", "FoldedTrace", "Progress", "Tracer"]
 
@@ -176,8 +177,13 @@ class Tracer:
             key["kernels"] = [release("liger_kernel"), release("cut_cross_entropy")]
         return key
 
-    def meta_model(self, profile: StepProfile, request: Setup) -> Any:
+    def meta_model(self, profile: StepProfile, request: Setup, gpu: GpuTraits | None = None) -> Any:
         """The model on the meta device (:class:`memest.trace.session.MetaModel`), built once.
+
+        Args:
+            profile: what is known of its steps.
+            request: as the user gave it.
+            gpu: that it is asked for, where that is known.
 
         Raises:
             MemestError: the model cannot be built, or what builds it is not installed.
@@ -186,7 +192,7 @@ class Tracer:
         meta_model = profile.meta_models.get(built_for)
         if meta_model is not None:
             return meta_model
-        refuse_early(self.source, request, self.module_inputs)
+        refuse_early(self.source, request, self.module_inputs, gpu)
         building = f"{self._name}: building it on the meta device, without its weights"
         self._check_allowed(building)
         say_import(self.say)
@@ -224,7 +230,7 @@ class Tracer:
         Raises:
             MemestError: the steps cannot be traced.
         """
-        meta_model = self.meta_model(question.profile, question.request)
+        meta_model = self.meta_model(question.profile, question.request, question.gpu)
         from memest.trace.session import trace_built
 
         self._say_trace(question, stacks, periods)
@@ -272,7 +278,7 @@ class Tracer:
             return FoldedTrace(self.steps(question), whole_because=_ASKED_FOR)
         if why := _known_reason(known_families, question.sizes):
             return FoldedTrace(self.steps(question), whole_because=why)
-        meta_model = self.meta_model(question.profile, question.request)
+        meta_model = self.meta_model(question.profile, question.request, question.gpu)
         from memest.trace.session import stacks_of
 
         if question.setup.torch_compile:
@@ -324,7 +330,7 @@ class Tracer:
 
         Asked of code that nobody knows alone: what it does with a layer may depend on sizes.
         """
-        if not self.meta_model(question.profile, question.request).own_code:
+        if not self.meta_model(question.profile, question.request, question.gpu).own_code:
             return True
         return family.unfolded().at(point) == self.steps(question)
 
@@ -336,7 +342,7 @@ class Tracer:
         """
         from memest.trace.session import trace_beginning
 
-        meta_model = self.meta_model(question.profile, question.request)
+        meta_model = self.meta_model(question.profile, question.request, question.gpu)
         self.say(f"{self._name}: running all layers once ({sizes_text(question.sizes)})")
         beginning = trace_beginning(meta_model, traced_setup(question.setup), question.gpu)
         if not begins_with(unfolded, beginning):
@@ -344,7 +350,7 @@ class Tracer:
 
     def evaluation(self, question: Question, *, generates: bool, ranks: int | None) -> Trace:
         """The first batches of an evaluation, or the first steps of a generation."""
-        meta_model = self.meta_model(question.profile, question.request)
+        meta_model = self.meta_model(question.profile, question.request, question.gpu)
         from memest.trace.session import evaluate_built
 
         self.say(f"tracing an evaluation at {sizes_text(question.sizes)}")

@@ -49,6 +49,7 @@ __all__ = [
     "same_kernels",
     "shipped_folder",
     "shipped_releases",
+    "takes_kernels",
     "traces_in",
 ]
 

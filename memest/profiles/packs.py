@@ -95,8 +95,8 @@ class Packs:
             sorted(each["model"] for streams in _index(self.folder).values() for each in streams)
         )
 
-    def runs(self, model: str) -> Iterator[tuple[dict[str, Any], str, list[dict[str, Any]]]]:
-        """The key of each run of a model that was packed, its task, and what its families hold for.
+    def runs(self, model: str) -> Iterator[tuple[dict[str, Any], str, list[Document]]]:
+        """The key of each run of a model that was packed, its task, and its families.
 
         Args:
             model: one of :attr:`models`.
@@ -105,9 +105,13 @@ class Packs:
             for lines in _lines_of(stream).values() if each["model"] == model else ():
                 bodies = {name: body for name, _, body in lines}
                 if _MODEL in bodies and _KEY in bodies:
-                    domains = (json.loads(x) for name, x, _ in lines if name.startswith(_STEPS))
+                    families = [
+                        Document(name, json.loads(about), body)
+                        for name, about, body in lines
+                        if name.startswith(_STEPS)
+                    ]
                     (_, card), *_ = json.loads(bodies[_MODEL])["cards"]
-                    yield json.loads(bodies[_KEY]), card["task"], list(domains)
+                    yield json.loads(bodies[_KEY]), card["task"], families
 
     def unpack(self, model: str, store: Store) -> None:
         """Write all documents of a model into a store; packed again, they are the same bytes.

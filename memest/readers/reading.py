@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from memest.readers.formats import (
 from memest.readers.mapping import DocumentKeys
 from memest.readers.run_config import RunConfig, settle
 from memest.readers.scripts.script import read_script
-from memest.readers.scripts.source import SUFFIXES
+from memest.readers.scripts.source import SUFFIXES, parse_python
 from memest.readers.torchtitan_functions import makes_config, read_function
 from memest.readers.torchtune import named_recipe, read_torchtune
 from memest.readers.values import DocumentReading
@@ -102,12 +103,15 @@ def names_config(reference: str) -> bool:
 
     A ``.json`` is one unless it is a model's own.
     """
-    path = Path(reference.partition(".py:")[0] + ".py" if ".py:" in reference else reference)
+    file, marked, name = reference.partition(".py:")
+    path = Path(f"{file}.py" if marked else reference)
     suffix = path.suffix.lower()
     try:
         there = path.expanduser().is_file()
     except (OSError, RuntimeError, ValueError):
         return False
+    if there and marked:
+        return not _is_factory(path.expanduser(), name)
     if suffix in _CONFIG_SUFFIXES:
         return there or suffix in (".yaml", ".yml", ".toml", ".ipynb", *SHELL_SUFFIXES)
     if suffix != ".json" or not there:
@@ -124,6 +128,19 @@ def names_config(reference: str) -> bool:
         # of no format, or of several: the resolver of models says what is wrong with it
         return False
     return True
+
+
+def _is_factory(path: Path, name: str) -> bool:
+    """Whether a name of a file is a class, or a function where none makes a configuration."""
+    try:
+        body = parse_python(read_source(path, path.name), path.name)
+        kinds = {
+            each.name: each for each in body if isinstance(each, (ast.ClassDef, ast.FunctionDef))
+        }
+        of_titan = makes_config(path, path.name)
+    except ConfigError:
+        return False
+    return isinstance(kinds.get(name), ast.ClassDef) or (name in kinds and not of_titan)
 
 
 def _read_file(name: str, file_format: FileFormat | None) -> DocumentReading:

@@ -11,23 +11,26 @@ the framework's own rule decides, and without one it is an error:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memest.catalog.changes import with_changes
+from memest.catalog.resolve import names_factory
 from memest.config.option import Kind
-from memest.config.option_table import OPTIONS
+from memest.config.option_table import OPTIONS, OWN_MODULE_NAMES
 from memest.config.options import find_option, setup_from_options
-from memest.config.release_defaults import RELEASE_DEFAULTS, ReleaseDefault, release_default
 from memest.config.setup import Setup
 from memest.errors import ConfigError
 from memest.readers.effects import OPTIONS_OF_4BIT, OPTIONS_OF_LORA, values_that_act
 from memest.readers.formats import TRAINER_FRAMEWORKS
+from memest.readers.origins import plain
 from memest.readers.values import (
     CHANGES,
     COPIES,
+    FACTORY_SAYS_IT,
     LENGTH,
+    LOSS,
     UNKNOWN,
     DocumentReading,
     Either,
@@ -40,7 +43,7 @@ from memest.readers.values import (
 from memest.readers.with_model import fitted, length_remarks
 from memest.report.result import Origin
 
-__all__ = ["RunConfig", "origins_of", "settle"]
+__all__ = ["RunConfig", "settle"]
 
 _MAX_NAMES = 12
 """Unknown keys that a note names."""
@@ -82,7 +85,7 @@ class RunConfig:
         return tuple(
             Origin(
                 each.option,
-                self.setup.optimizer if each.option == "optim" else _plain(each.value),
+                self.setup.optimizer if each.option == "optim" else plain(each.value),
                 each.origin,
             )
             for each in self.values
@@ -103,9 +106,17 @@ class RunConfig:
     def model_problem(self) -> str:
         """Why there is no model: nothing names one, or what does cannot be told."""
         for remark in self.not_modelled:
-            if remark.why.endswith("MODEL says it"):
+            if remark.why.endswith("; MODEL says it"):
                 return f"{remark.key} {remark.why.partition(';')[0]}"
         return f"{', '.join(self.sources)} names no model"
+
+    @property
+    def model_words(self) -> str:
+        """What to type for a model that is a module of a script's own; else ``MODEL ...``."""
+        for remark in self.not_modelled:
+            if remark.why.endswith(FACTORY_SAYS_IT):
+                return remark.why.removesuffix(FACTORY_SAYS_IT).rpartition("; ")[2]
+        return "MODEL ..."
 
     @property
     def sources_note(self) -> str:
@@ -165,13 +176,15 @@ def settle(
 
     Args:
         readings: of files and commands.
-        flags: options that were named to memest itself.
+        flags: options that were named to memest itself; inputs and a loss of a module of one's own
+            settle what is open of them, and are no values.
         model: likewise.
 
     Raises:
         ConfigError: two places contradict each other, or a value cannot be.
     """
-    flag_values = _flags(flags or {})
+    own_parts = {name for name in OWN_MODULE_NAMES if (flags or {}).get(name) is not None}
+    flag_values = _flags({n: v for n, v in (flags or {}).items() if n not in OWN_MODULE_NAMES})
     if model is not None:
         flag_values.append(ReadValue("model", model, "MODEL", Level.FLAG))
     values = [each for reading in readings for each in reading.values]
@@ -202,7 +215,7 @@ def settle(
     ignored += [remark for remark in remarks if not remark.why.startswith("not priced")]
     not_modelled += [remark for remark in remarks if remark.why.startswith("not priced")]
     named_size = any(option in acting for option in ("seq_len", "image_size", "audio_seconds"))
-    if named_size:
+    if named_size or "inputs" in own_parts:
         not_modelled = [remark for remark in not_modelled if not remark.key.endswith(LENGTH)]
     not_modelled = list(length_remarks(not_modelled, None, setup))
     if setup.distributed.num_gpus == 1:
@@ -214,7 +227,11 @@ def settle(
         for flag in find_option(each.option).flags
     )
     if "model" in acting:
-        settled = (*settled, "MODEL says it")
+        settled = (*settled, "; MODEL says it")
+    if model is not None and names_factory(model):
+        settled = (*settled, FACTORY_SAYS_IT)
+    if own_parts & {"loss", "step_fn"}:
+        not_modelled = [each for each in not_modelled if not each.key.endswith(f" {LOSS}")]
     if "num_gpus" in acting:
         settled = (*settled, "--num-gpus says it")
     not_modelled = [remark for remark in not_modelled if not remark.why.endswith(settled)]
@@ -514,82 +531,3 @@ def _with_origins(message: str, values: Mapping[str, ReadValue]) -> str:
         if flags:
             origins.append(f"{flags[0]} is {each.origin}")
     return message + (f" ({'; '.join(origins)}.)" if origins else "")
-
-
-_PARTS_BY_RELEASE: Mapping[str, Callable[[Setup], bool]] = {
-    "autocast_adapter_dtype": lambda setup: setup.adapter is not None,
-    "prepare_kbit": lambda setup: setup.prepares_base,
-}
-"""Options that are no fields of a setup and follow the release, and whether a setup has them."""
-
-
-def _release_row(name: str, setup: Setup, family: str) -> ReleaseDefault | None:
-    """What an option that was left open is by the declared software, and where that was read.
-
-    None for an option that is the same in every release, and where none was declared.
-    """
-    rows = [row for row in RELEASE_DEFAULTS if row.option == name]
-    libraries = {library for row in rows for library in row.since}
-    if not libraries & set(setup.software.to_dict()):
-        return None
-    is_field = name not in _PARTS_BY_RELEASE
-    if is_field and getattr(setup, name) not in (None, "auto"):
-        return None
-    among = {"use_reentrant": setup.who_recomputes, "attn_implementation": family}
-    return release_default(name, setup.software, among.get(name, ""))
-
-
-def _release_text(row: ReleaseDefault) -> str:
-    return f"{row.value}, default of the software: {row.source}"
-
-
-def origins_of(run: RunConfig, resolved_setup: Setup, family: str) -> tuple[Origin, ...]:
-    """One row for each option that was named, then those that nobody named.
-
-    Args:
-        run: the configuration that was estimated.
-        resolved_setup: the setup of the answer, with what the model decides filled in.
-        family: ``model_type`` of the model.
-    """
-    rows = list(run.named_origins)
-    named_options = {each.option for each in run.values}
-    parts = {option.name: option.field for option in OPTIONS if option.field}
-    touched_fields = {parts[name] for name in named_options if name in parts}
-    before, after, plain = run.setup.to_dict(), resolved_setup.to_dict(), Setup().to_dict()
-    for name, value in after.items():
-        if name in named_options:
-            continue
-        if name in touched_fields and name in (
-            "adapter",
-            "quantization",
-            "eval_batch",
-            "precision",
-        ):
-            continue
-        release = _release_row(name, run.setup, family)
-        if release is not None:
-            origin = _release_text(release)
-        elif value == plain.get(name):
-            origin = "default"
-        elif value != before[name]:
-            origin = "model config"
-        else:
-            # made of other options: offloading of the DeepSpeed document, a switch's field
-            origin = next(
-                (each.origin for each in run.values if parts.get(each.option) == name),
-                "the options above",
-            )
-        rows.append(Origin(name, _plain(value), origin))
-    for name, has in _PARTS_BY_RELEASE.items():
-        release = _release_row(name, run.setup, family)
-        if release is not None and name not in named_options and has(run.setup):
-            rows.append(Origin(name, release.value, _release_text(release)))
-    return tuple(rows)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return list(value)
-    if isinstance(value, (bool, int, float, str, list, dict)) or value is None:
-        return value
-    return str(value)

@@ -63,6 +63,10 @@ def read_function(
             )
         name = next(iter(makers))
     if name not in functions:
+        if any(isinstance(node, ast.ClassDef) and node.name == name for node in body):
+            raise ConfigError(
+                f"{label}:{name} is a class, and no configuration: name it in the place of MODEL."
+            )
         matches = closest(name, functions)
         hint = f" Did you mean {matches[0]}?" if matches else ""
         raise ConfigError(f"{label} has no function {name}.{hint}")

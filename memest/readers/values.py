@@ -13,7 +13,9 @@ from memest.errors import ConfigError
 __all__ = [
     "CHANGES",
     "COPIES",
+    "FACTORY_SAYS_IT",
     "LENGTH",
+    "LOSS",
     "PROCESSES",
     "UNKNOWN",
     "Bounded",
@@ -81,6 +83,10 @@ CHANGES = "entries of the model's configuration"
 """In place of an option: what a run changes of them, by name."""
 LENGTH = "length of samples"
 """In place of a key, where nothing names how long samples are."""
+FACTORY_SAYS_IT = " in the place of MODEL says it"
+"""How remarks on a script's own module end: whoever names it as the model has said what it is."""
+LOSS = "loss of its own"
+"""In place of a key: what a script makes of outputs. Heads of few numbers have no use for it."""
 UNKNOWN = "memest does not know it"
 """Why a key is ignored of which nothing is known."""
 

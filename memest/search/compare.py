@@ -102,7 +102,7 @@ def compare(
     for source in models:
         run, own_setup, own_options = read_run(source), setup, options
         if run is not None:
-            run = run.with_model(setup, options)
+            run = run.with_model(setup, {**options, **module_options})
             source, own_setup, own_options = str(run.model), run.setup, {}
         profiles.append(
             make_profile(

@@ -50,6 +50,8 @@ from memest.sharding.nccl import communicators
 if TYPE_CHECKING:
     import torch
 
+    from memest.workspaces.operator_call import GpuTraits
+
 __all__ = ["max_batch"]
 
 Progress = Callable[[str], None]
@@ -133,7 +135,7 @@ def max_batch(
         progress=progress,
     )
     setup = profiler.with_own_batch(setup, options)
-    search = _size_search(profiler, setup, axis)
+    search = _size_search(profiler, setup, axis, targets[0].traits)
     answers, notes = zip(*(search.on(target, samples) for target in targets), strict=True)
     of_runs = notes_of_each(dict(zip((card.name for card in targets), notes, strict=True)))
     typical_setup = with_size(search.request, axis, max(answers[0].largest, search.smallest))
@@ -209,11 +211,11 @@ def _notes(
 # -- the search -----------------------------------------------------------------------------------
 
 
-def _size_search(profiler: Profiler, request: Setup, of: SizeAxis) -> _SizeSearch:
+def _size_search(profiler: Profiler, request: Setup, of: SizeAxis, gpu: GpuTraits) -> _SizeSearch:
     """What there is to know of a model before the search on a GPU."""
     field = of.field
     # lengths that leave no room for what is generated behind them are found by asking
-    resolved_setup = profiler.resolve(replace(request, generation=None))
+    resolved_setup = profiler.resolve(replace(request, generation=None), gpu)
     start = getattr(resolved_setup, field)
     distributed = request.distributed
     pieces = distributed.sequence_pieces

@@ -16,9 +16,9 @@ from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.found import Found
 from memest.readers.scripts.things import Call, Unknown
 from memest.readers.scripts.vision import is_vision_load
-from memest.readers.values import Either
+from memest.readers.values import LOSS, Either
 
-__all__ = ["LOSS", "read_body"]
+__all__ = ["read_body"]
 
 _STEP = frozenset(
     """backward step zero_grad clip_grad_norm_ clip_grad_value_ accumulate autocast no_sync no_grad
@@ -69,8 +69,6 @@ _NUMBERS = re.compile(
 )
 """Words of expressions that are numbers, or lie on the host."""
 _COMPARED = re.compile(r"==|argmax|mask|loss|correct|acc|detach")
-LOSS = "loss of its own"
-"""What a remark on a loss is called: heads of few numbers have no use for it."""
 
 
 def read_body(document: CallDocument, found: Found) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
+from memest.catalog.resolve import name_of_module
 from memest.readers.mapping import DocumentKeys
 from memest.readers.scripts.beside_model import read_beside
 from memest.readers.scripts.calling import root_of
@@ -12,7 +16,7 @@ from memest.readers.scripts.found import Found
 from memest.readers.scripts.lightning import lightning_of
 from memest.readers.scripts.things import Call, Unknown
 from memest.readers.scripts.unsloth import is_unsloth
-from memest.readers.values import Bounded, DocumentReading, Either, Saving
+from memest.readers.values import FACTORY_SAYS_IT, Bounded, DocumentReading, Either, Saving
 
 __all__ = ["read_remarks"]
 
@@ -65,7 +69,8 @@ def _model(document: CallDocument, found: Found) -> None:
     elif wrapper is not None:
         what = f"a module of the script's own ({wrapper.subclass})"
         around = " around the model: what it adds is not read" if found.load else ""
-        document.miss(wrapper.line, wrapper.subclass, f"{what}{around}")
+        why = f"{what}{around}; {_factory_of(wrapper, found)}{FACTORY_SAYS_IT}"
+        document.miss(wrapper.line, wrapper.subclass, why)
     named = found.load is not None or (isinstance(found.model, str) and found.model)
     if not named:
         root = root_of(found.model)
@@ -79,6 +84,19 @@ def _model(document: CallDocument, found: Found) -> None:
         if wrapper is not None:
             why = f"{wrapper.subclass}, a module of the script's own"
         document.miss(line, "model", f"cannot be told without running ({why}); MODEL says it")
+
+
+def _factory_of(module: Call, found: Found) -> str:
+    """What to type for a module of the script's own: its class, and what its forward is given."""
+    source, name = found.source, module.subclass
+    for node in source.body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            place = name_of_module(source.folder or Path(), source.name)
+            methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
+            taken = methods["forward"].args.args[1:2] if "forward" in methods else []
+            inputs = "".join(f" --input '{each.arg}:float32[B,...]'" for each in taken)
+            return f"{place}:{name}{inputs}"
+    return f"package.module:{name}"
 
 
 def _other_models(document: CallDocument, found: Found) -> None:

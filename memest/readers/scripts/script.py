@@ -18,7 +18,6 @@ from memest.readers.scripts.found import Found, find
 from memest.readers.scripts.lightning import lightning_of
 from memest.readers.scripts.loading import read_adapter, read_loading
 from memest.readers.scripts.loop import read_loop
-from memest.readers.scripts.loop_body import LOSS
 from memest.readers.scripts.mode import left_in_eval
 from memest.readers.scripts.remarks import read_remarks
 from memest.readers.scripts.source import parse_script
@@ -27,6 +26,7 @@ from memest.readers.scripts.trainer import read_trainer
 from memest.readers.scripts.vision import is_vision_load
 from memest.readers.values import (
     LENGTH,
+    LOSS,
     PROCESSES,
     Bounded,
     DocumentReading,

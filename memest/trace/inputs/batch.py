@@ -6,7 +6,7 @@ Sizes come from the setup, else from the model's config; whatever was assumed is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -73,7 +73,12 @@ class PlannedBatch:
         batch_sizes = {name: value for name in SIZES if (value := getattr(sizes, name)) is not None}
         if self.built_model.task is Task.SPEECH_SEQ2SEQ and setup.target_len is None:
             setup = replace(setup, seq_len=None)  # it is the target's
-        return SizeAnswer(batch_sizes, (*notes, *_ignored_size_notes(setup, sizes)))
+
+        def sizes_at(name: str, value: float) -> BatchSizes:
+            changed: dict[str, Any] = {name: value}
+            return plan_batch(self.built_model, replace(setup, **changed))[1]
+
+        return SizeAnswer(batch_sizes, (*notes, *_ignored_size_notes(setup, sizes, sizes_at)))
 
     def unflatten(self, batch: Mapping[str, Any]) -> Any:
         """The batch as the model takes it."""
@@ -143,8 +148,25 @@ def _call_nested(model: Any, batch: Mapping[str, Any]) -> Any:
     return model(**nested(batch))
 
 
-def _ignored_size_notes(setup: Setup, sizes: BatchSizes) -> tuple[str, ...]:
-    """What to say of sizes that were asked for and that this model's batch does not have."""
+def _ignored_size_notes(
+    setup: Setup, sizes: BatchSizes, sizes_at: Callable[[str, float], BatchSizes]
+) -> tuple[str, ...]:
+    """What to say of sizes that were asked for and that this model's batch does not have.
+
+    Args:
+        setup: names them.
+        sizes: that the batch has.
+        sizes_at: what it would have with a size of another value.
+    """
+
+    def follows(name: str, value: float, taken: float) -> bool:
+        """Whether the model takes another size where another is asked for."""
+        for other in (value * 2, type(value)(value / 2)):
+            with suppress(ConfigError, ValueError):
+                if getattr(sizes_at(name, other), name) != taken:
+                    return True
+        return False
+
     notes = []
     for name in SIZES:
         value, batch_value = getattr(setup, name), getattr(sizes, name)
@@ -152,7 +174,10 @@ def _ignored_size_notes(setup: Setup, sizes: BatchSizes) -> tuple[str, ...]:
         if value is not None and batch_value is None:
             notes.append(f"{flag} has no effect on this model's inputs")
         elif value is not None and batch_value != value:
-            notes.append(f"{flag} has no effect: this model always takes {batch_value:g}")
+            if follows(name, value, batch_value):
+                notes.append(f"{flag} is taken as {batch_value:g}, what this model makes of it")
+            else:
+                notes.append(f"{flag} has no effect: this model always takes {batch_value:g}")
     return tuple(notes)
 
 

@@ -13,7 +13,7 @@ import inspect
 import json
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
@@ -225,17 +225,42 @@ def _adapter_text(adapter: Adapter, config: Any) -> str:
 def _refusal(adapter: Adapter, model: torch.nn.Module, error: Exception) -> ConfigError:
     """Why peft does not put the adapters into this model."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    names = _linear_names(model)
+    called = f"its linear ones are called {', '.join(names) or 'none'}."
+    flag, ways = "--lora-target-modules", []
+    if own := _language_names(model, names):
+        ways.append(f"{flag} {','.join(own)} (of its language model alone)")
+    if hasattr(model, "get_output_embeddings") and adapter.method != "ia3":
+        ways.append(f"{flag} all-linear (all but its head)")
+    what = f"Add {' or '.join(ways)};" if ways else f"Name modules with {flag};"
+    return ConfigError(
+        f"--peft {adapter.method}: peft refuses {type(model).__name__}: {text}. {what} {called}"
+    )
+
+
+def _linear_names(model: torch.nn.Module) -> list[str]:
+    """What linear layers are called, each name once; numbers are places in a list."""
     linear = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d)
-    layer_names = [
+    layer_names = (
         name.rpartition(".")[2]
         for name, module in model.named_modules()
         if isinstance(module, linear) or type(module).__name__ == "Conv1D"
-    ]
-    names = ", ".join(dict.fromkeys(layer_names)) or "none"
-    return ConfigError(
-        f"--peft {adapter.method}: peft refuses {type(model).__name__}: {text}. Name modules with "
-        f"--lora-target-modules; its linear ones are called {names}."
     )
+    return [name for name in dict.fromkeys(layer_names) if not name.isdigit()]
+
+
+def _language_names(model: Any, names: Iterable[str]) -> list[str]:
+    """Those that a model of several senses has in its language model and nowhere else."""
+    towers = {*getattr(getattr(model, "config", None), "sub_configs", ())} - {"text_config"}
+    get_decoder = getattr(model, "get_decoder", None)
+    language_model = get_decoder() if towers and callable(get_decoder) else None
+    if language_model is None or language_model is model:
+        return []
+    inside = {id(module) for module in language_model.modules()}
+    elsewhere = {
+        name.rpartition(".")[2] for name, each in model.named_modules() if id(each) not in inside
+    }
+    return [name for name in names if name not in elsewhere]
 
 
 def _freeze_ranks(model: Any, release: tuple[int, int] | None) -> None:

@@ -16,6 +16,7 @@ from memest.config.own_code import check_own_code
 from memest.errors import ConfigError, MemestError, ModelLoadError, closest
 from memest.trace.cuda.devices import cuda_is_meta
 from memest.trace.isolation import line_of
+from memest.trace.model.top_level import check_top_level
 
 __all__ = ["call_factory", "container", "import_reference"]
 
@@ -28,7 +29,7 @@ def import_reference(reference: str, flag: str = "") -> Any:
         flag: of the option that named it, for messages.
 
     Raises:
-        ModelLoadError: there is no such module or name, or importing it failed.
+        ModelLoadError: there is no such module or name, importing it failed, or would train.
         ConfigError: no name of that kind, or such code is not to be run.
     """
     label = f"{flag} {reference}".strip()
@@ -38,7 +39,10 @@ def import_reference(reference: str, flag: str = "") -> Any:
     check_own_code(label)
     with _current_directory():
         try:
+            check_top_level(module_name, label)
             module = importlib.import_module(module_name)
+        except MemestError:
+            raise
         except ModuleNotFoundError as error:
             root = module_name.partition(".")[0]
             if error.name is not None and error.name not in (module_name, root):

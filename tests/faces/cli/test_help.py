@@ -219,6 +219,20 @@ def test_each_word_leads_to_one_page():
         assert {find_topic(word) for word in (name, *topic.also.split())} == {name}
 
 
+@pytest.mark.parametrize(
+    ("word", "topic"),
+    [
+        ("dpo", "preferences"),
+        ("grpo", "rollouts"),
+        ("rollouts", "rollouts"),
+        ("growth", "growth"),
+        ("colab", "naming-gpus"),
+    ],
+)
+def test_what_people_call_things(word, topic):
+    assert find_topic(word) == topic
+
+
 @pytest.mark.parametrize("topic", TOPICS)
 def test_a_topic_is_one_screen(on_screen, topic):
     done = on_screen(80, "help", topic)

@@ -12,6 +12,7 @@ from huggingface_hub import errors as hub_errors
 
 from memest.catalog import hub
 from memest.catalog.config_file import MAX_CONFIG_BYTES, guess_auto_class
+from memest.catalog.libraries import names_in_libraries
 from memest.catalog.models import lookup
 from memest.catalog.resolve import resolve_model
 from memest.errors import ModelLoadError, UnknownModelError
@@ -184,6 +185,23 @@ class TestCatalogue:
 
     def test_is_hashable(self):
         assert len({resolve_model("gpt2"), resolve_model("gpt2")}) == 1
+
+
+class TestLibraries:
+    def test_a_bare_name_is_told_how_libraries_call_it(self):
+        with pytest.raises(UnknownModelError, match="are timm/gone50 or torchvision/gone50, or"):
+            resolve_model("gone50")
+        with pytest.raises(UnknownModelError, match="are timm/NAME or torchvision/NAME, or"):
+            resolve_model("someone/gone50")
+
+    def test_an_installed_library_is_asked_without_importing_it(self, tmp_path, monkeypatch):
+        (tmp_path / "torchvision" / "models").mkdir(parents=True)
+        write(tmp_path / "torchvision" / "__init__.py", "raise AssertionError")
+        write(tmp_path / "torchvision" / "models" / "net.py", "import torch\ndef gone50(): pass\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        with pytest.raises(UnknownModelError, match=r"a library: torchvision/gone50\. "):
+            resolve_model("gone50")
+        assert names_in_libraries("gone51") == names_in_libraries("gone50.tag") == ()
 
 
 class TestHub:

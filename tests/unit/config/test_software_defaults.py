@@ -8,7 +8,8 @@ from memest.config.quantization import Quantization
 from memest.config.release_defaults import RELEASE_DEFAULTS, release_default
 from memest.config.setup import Dtype, Loop, Setup, Software
 from memest.errors import ConfigError
-from memest.readers.run_config import origins_of, settle
+from memest.readers.origins import origins_of
+from memest.readers.run_config import settle
 
 
 @pytest.mark.parametrize(

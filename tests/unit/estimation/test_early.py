@@ -9,9 +9,10 @@ from functools import cache
 
 import pytest
 
+from memest.catalog.libraries import library_need
 from memest.catalog.models import catalogue
 from memest.config.kinds import Task
-from memest.config.packages import Need
+from memest.config.packages import Need, pinned
 from memest.config.positions import RawConfig, check_lengths, max_positions, max_targets
 from memest.config.setup import Setup
 from memest.errors import ConfigError, MissingDependencyError
@@ -189,8 +190,32 @@ def test_a_refusal_that_needs_no_torch(name):
 @pytest.mark.parametrize("name", ABSENT)
 def test_a_package_that_is_not_installed(name):
     answer = _answers()[name]
-    assert answer["said"].strip() == f"memest: {ABSENT[name][1]}"
+    words = pinned(ABSENT[name][1])  # to type it keeps what is installed
+    assert answer["said"].strip() == f"memest: {words}"
     assert answer["exit"] == 6
+
+
+@pytest.mark.parametrize(
+    ("installed", "kept"),
+    [
+        ({"torch": "2.13.0", "transformers": "5.23.0"}, " 'torch==2.13.0' 'transformers==5.23.0'"),
+        ({"torch": "2.13.0"}, " 'torch==2.13.0'"),
+        ({"torch": "2.10.1"}, ""),  # the extra asks for another
+        ({}, ""),
+    ],
+    ids=str,
+)
+def test_what_is_typed_to_install_keeps_the_torch_that_is_there(monkeypatch, installed, kept):
+    monkeypatch.setattr("memest.config.packages.release", installed.get)
+    monkeypatch.setattr(
+        "memest.config.packages.installed_version",
+        lambda name: tuple(map(int, installed[name].split(".")[:2])) if name in installed else None,
+    )
+    monkeypatch.setattr("memest.config.packages.is_there", lambda _: False)
+    with pytest.raises(MissingDependencyError) as caught:
+        library_need("torchvision").check()
+    assert str(caught.value).endswith(f"pip install 'memest-gpu[vision]'{kept}.")
+    assert pinned("pip install --no-deps liger-kernel") == "pip install --no-deps liger-kernel"
 
 
 def test_a_package_that_is_too_old(monkeypatch):

@@ -257,6 +257,31 @@ def test_what_is_not_answered_says_what_would_be():
     assert [answer["exit"] for answer in ask_without_tracers(again)] == [0] * 4
 
 
+def test_what_would_be_answered_is_so_on_the_card_that_was_named():
+    run = ["mistralai/Mistral-7B-v0.1", "--qlora", "--seq-len", "2048", "--gpu", "t4"]
+    full = ["--checkpointing", "full"]
+    questions = [
+        ["max-batch", *run],
+        ["estimate", *run, *full, "--bf16"],
+        ["estimate", *run, *full, "--fp16"],
+        ["estimate", *run, *full, "--bf16", "--seq-len", "20000"],
+        ["estimate", "gpt2", "--seq-len", "333", "--gpu", "t4"],
+        ["estimate", "meta-llama/Llama-3.1-70B", "--gpu", "t4", "--bf16", "--qlora"],
+    ]
+    first, in_bf16, in_fp16, longer, between, none = ask_without_tracers(
+        [{"words": words} for words in questions]
+    )
+    assert "compute capability 7.5 with --checkpointing full --fp16; nearer runs" in first["said"]
+    assert "7.5 with --fp16 in place of --bf16; nearer runs" in in_bf16["said"]
+    assert in_fp16["exit"] == 0
+    assert "in place of --bf16: batches from 1 to 509, lengths from 31 to 4,095" in longer["said"]
+    assert (
+        "at other sizes: batches from 1 to 251, lengths from 128 to 1,024 in steps of 128"
+        in (between["said"])
+    )
+    assert "on other cards alone: no run of it that comes with memest has" in none["said"]
+
+
 @pytest.mark.parametrize("rank", [8, 64])
 def test_recipes_are_answered_alone(rank):
     run = [

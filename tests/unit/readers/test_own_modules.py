@@ -1,0 +1,130 @@
+"""A script's own module: what to type for it is said, and what was typed is settled."""
+
+from __future__ import annotations
+
+import pytest
+
+import memest
+from memest.cli.parameters import read_question
+from memest.errors import ConfigError
+from memest.readers.reading import names_config
+
+SCRIPT = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 4)
+    def forward(self, signal):
+        return self.layer(signal)
+
+def build():
+    return Net()
+
+def main(data):
+    loader = torch.utils.data.DataLoader(data, batch_size=32)
+    model = Net().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    criterion = nn.CrossEntropyLoss()
+    for x, y in loader:
+        loss = criterion(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    main([])
+"""
+WRAPPER = """
+import torch
+from torch import nn
+from transformers import AutoModel
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = AutoModel.from_pretrained("bert-base-uncased")
+    def forward(self, x):
+        return self.body(x)[0]
+model = Classifier()
+optimizer = torch.optim.AdamW(model.parameters())
+model(None).backward()
+"""
+OWN = {"inputs": ("signal:float32[B,16]", "y:int64[B]"), "loss": "cross_entropy"}
+
+
+@pytest.fixture
+def net(write):
+    write("mynet.py", SCRIPT)
+    write("deep/inner.py", SCRIPT)
+    return "mynet.py"
+
+
+@pytest.mark.parametrize(
+    ("file", "module"), [("mynet.py", "mynet"), ("deep/inner.py", "deep.inner")]
+)
+def test_what_is_to_be_typed_for_a_module_of_the_scripts_own(net, file, module):
+    with pytest.raises(ConfigError) as caught:
+        read_question([file], {})
+    assert str(caught.value).endswith(
+        "(Net, a module of the script's own): write it besides, memest estimate "
+        f"{module}:Net --input 'signal:float32[B,...]' --config {file}"
+    )
+
+
+def test_what_the_user_named_is_settled(net):
+    read = memest.read_config(net, model="mynet:Net", **OWN)
+    assert not read.not_modelled
+    assert not {"inputs", "loss"} & set(read.options)
+    assert read.with_options(batch=4).not_modelled == ()
+    later = memest.read_config(net, model="mynet:Net").with_model(None, OWN)
+    assert not later.setup.unpriced
+
+
+def test_on_the_command_line(net):
+    question = read_question(["mynet:Net"], OWN, config=[net])
+    assert "unpriced" not in question.options
+    assert question.options["inputs"] == OWN["inputs"]
+    assert question.options["batch"] == 32
+
+
+@pytest.mark.parametrize(
+    ("model", "named", "open_words"),
+    [
+        ("mynet:Net", ("inputs",), "loss of its own"),
+        ("mynet:Net", ("loss",), "length of samples"),
+        ("gpt2", ("inputs", "loss"), "a module of the script's own (Net); mynet:Net"),
+    ],
+)
+def test_what_was_not_named_stays_open(net, model, named, open_words):
+    read = memest.read_config(net, model=model, **{name: OWN[name] for name in named})
+    assert open_words in " ".join(map(str, read.not_modelled))
+    assert len(read.not_modelled) == 1
+
+
+def test_a_module_around_a_model_that_is_loaded(write):
+    file = write("around.py", WRAPPER)
+    alone, named, as_factory = (
+        memest.read_config(file, seq_len=8, batch=2, **model)
+        for model in ({}, {"model": "bert-base-uncased"}, {"model": "around:Classifier"})
+    )
+    for read in (alone, named):
+        assert "what it adds is not read" in " ".join(read.setup.unpriced)
+    assert not as_factory.setup.unpriced
+
+
+def test_a_class_of_a_file_is_a_factory_and_no_configuration(net):
+    assert not names_config("mynet.py:Net")
+    assert not names_config("mynet.py:build")
+    assert names_config("mynet.py:nothing")
+    with pytest.raises(ConfigError, match=r"mynet\.py:Net is a class, and no configuration"):
+        memest.read_config("mynet.py:Net")
+
+
+@pytest.mark.parametrize("ref", ["mynet.py:Net", "./deep/inner.py:Net", "deep/inner.py:build"])
+def test_a_factory_named_by_its_file_is_built(net, ref):
+    pytest.importorskip("torch")
+    answer = memest.estimate(ref, batch=2, **OWN)
+    assert answer.model.parameters == 16 * 4 + 4
+    assert answer.model.id == ref.removeprefix("./").replace("/", ".").replace(".py:", ":")
