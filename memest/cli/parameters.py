@@ -201,8 +201,8 @@ def read_question(
         model_names = [str(run.model), *model_names[1:]]  # with what a configuration changes of it
     varied = tuple(_options_of(axes))
     varied_flags = [flag for option in varied for flag in option.flags]
-    parts = without_varied(varied_flags, run.values, run.not_modelled, run.setup)
-    run = replace(run, values=parts[0], not_modelled=parts[1], setup=parts[2])
+    kept = without_varied(varied_flags, run.values, run.not_modelled, run.setup)
+    run = replace(run, values=kept[0], not_modelled=kept[1], setup=kept[2])
     run_options = run.options if files or launch is not None else flags
     defaults = {each.option for each in run.values if each.level is Level.DEFAULT}
     run_options = {
