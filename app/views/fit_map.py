@@ -250,4 +250,4 @@ def _frontier(
     st.dataframe(rows, hide_index=True, alt=f"Largest batches. {words}.")
     with st.expander("What ends each of them"):
         for text in captions:
-            st.caption(text)
+            st.caption(plain(in_page_words(text)))

@@ -69,7 +69,7 @@ def test_a_file_stands_for_its_options(place, capsys):
 
 @pytest.mark.slow
 def test_flags_come_first(place, capsys):
-    read = document(capsys, "estimate", "args.yaml", "--batch", "1", "--fp16")
+    read = document(capsys, "estimate", "args.yaml", "--batch", "1", "--fp16", "--dtype", "float32")
     assert (read["setup"]["batch"], read["setup"]["precision"]) == (1, "fp16")
     origins = {row["option"]: row["origin"] for row in read["origins"]}
     assert (origins["batch"], origins["precision"]) == ("--batch", "--fp16")
@@ -211,7 +211,8 @@ def test_a_switch_named_off_takes_back_what_a_file_says(place, capsys, words, op
 def test_autocast_named_off_is_fp32(place, capsys):
     assert run(["estimate", "args.yaml", "--bf16", "false", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["setup"]["precision"] == "fp32"
-    assert run(["estimate", "args.yaml", "--no-bf16", "--fp16", "--json"]) == 0
+    words = ["estimate", "args.yaml", "--no-bf16", "--fp16", "--dtype", "float32", "--json"]
+    assert run(words) == 0
     assert json.loads(capsys.readouterr().out)["setup"]["precision"] == "fp16"
 
 
