@@ -25,7 +25,7 @@ __all__ = ["LargestSizeSearch", "SizeTrial", "largest_batch", "verdict_for"]
 _MAX_ATTEMPTS = 64
 _SECANTS = 8
 _LARGE_SLACK = 10
-"""A slack above this part of the device peak is large."""
+"""A slack, or a cache, above this part of the device peak is large."""
 _OF_SAMPLES = tuple(f"--{name.replace('_', '-')} says it" for name in ("batch", *SIZES))
 """Ends of what is open of samples alone: weights and states stay, however small those are."""
 
@@ -95,7 +95,7 @@ def _verdict(
         return Verdict.DOES_NOT_FIT, "vLLM's share and what the trainer keeps exceed it"
     spare = 0 if peaks.ranges is None else peaks.allocated_bytes - peaks.ranges.allocated.low_bytes
     if not survives(peaks.process_low_bytes - spare):
-        return Verdict.DOES_NOT_FIT, ""
+        return Verdict.DOES_NOT_FIT, _cache_words(peaks)
     process = peaks.process_expected_bytes + peaks.engine_slack_bytes
     if peaks.low_bytes > usable and survives(process):
         return Verdict.RELEASES_CACHE, _release_words(target, peaks, stream, conf)
@@ -124,6 +124,14 @@ def _is_mostly_slack(peaks: Peaks) -> bool:
     slacks = peaks.slack_bytes + peaks.engine_slack_bytes
     rest = peaks.high_bytes - peaks.low_bytes - slacks
     return peaks.slack_bytes > max(rest, peaks.device_bytes // _LARGE_SLACK)
+
+
+def _cache_words(peaks: Peaks) -> str:
+    """That much of the device peak is no reason for a run not to fit; empty where it is little."""
+    cached = peaks.reserved_bytes - peaks.allocated_bytes
+    if cached <= peaks.device_bytes // _LARGE_SLACK:
+        return ""
+    return f"{format_size(cached)} of it are cached, which the allocator would give back first"
 
 
 def _release_words(target: TargetGpu, peaks: Peaks, stream: Stream, conf: AllocatorConf) -> str:

@@ -126,6 +126,7 @@ def test_no_segments_are_offered_that_are_there():
 
 def test_tensors_that_do_not_fit_do_not_fit():
     assert judged(350).verdict is Verdict.DOES_NOT_FIT
+    assert "300 MiB of it are cached" in gpu_sentence(judged(350), "it")
     assert judged(350, unpriced=[DPO]).verdict is Verdict.DOES_NOT_FIT
     assert judged(400, unpriced=[DPO]).verdict is Verdict.CANNOT_SAY
 
