@@ -9,7 +9,7 @@ from memest.config.kinds import Attention, Dtype, Precision
 from memest.config.training_options import TrainingOptions
 from memest.errors import ConfigError
 
-__all__ = ["check_flash_dtype", "check_flash_precision"]
+__all__ = ["check_flash_dtype", "check_flash_precision", "text_dtype"]
 
 _HALF = ("float16", "bfloat16")
 
@@ -42,11 +42,18 @@ def check_flash_precision(values: Mapping[str, Any], setup: TrainingOptions) -> 
     Raises:
         ConfigError: as there.
     """
-    if setup.attn_implementation is not Attention.FLASH_ATTENTION_2:
-        return
-    dtype = setup.loaded_dtype
-    if dtype is Dtype.AUTO:
-        written = values.get("dtype") or values.get("torch_dtype") or Dtype.FLOAT32.value
-        check_flash_dtype(str(written).removeprefix("torch."), setup)
-    else:
-        check_flash_dtype(dtype.value, setup)
+    if setup.attn_implementation is Attention.FLASH_ATTENTION_2:
+        check_flash_dtype(text_dtype(values, setup), setup)
+
+
+def text_dtype(values: Mapping[str, Any], setup: TrainingOptions) -> str:
+    """The dtype of the weights of a model that reads text alone.
+
+    Args:
+        values: of its ``config.json``; where it names no dtype, transformers makes float32.
+        setup: of the run.
+    """
+    if setup.loaded_dtype is not Dtype.AUTO:
+        return setup.loaded_dtype.value
+    written = values.get("dtype") or values.get("torch_dtype") or Dtype.FLOAT32.value
+    return str(written).removeprefix("torch.")

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memest.catalog.libraries import library_need
-from memest.config.attention import check_flash_precision
+from memest.config.attention import check_flash_precision, text_dtype
+from memest.config.compatibility import check_scaled
 from memest.config.compilation import check_release
 from memest.config.inputs import ModuleInputs
 from memest.config.packages import TORCH, TRANSFORMERS, needs_of
@@ -65,6 +66,7 @@ def refuse_early(
                 check_lengths(source.config, source.auto_class, setup)
             if RawConfig(source.config).reads_text(source.auto_class):
                 check_flash_precision(source.config, setup)
+                _check_gradients(source.config, setup)
             _check_shares(source.config, source.auto_class, setup)
     if source is not None and source.library is not None:
         library_need(source.library[0]).check()
@@ -77,6 +79,13 @@ def refuse_early(
         TRANSFORMERS.check()
     for need in needs_of(setup):
         need.check()
+
+
+def _check_gradients(config: dict[str, Any], setup: Setup) -> None:
+    """Whether the gradient scaler has kernels for the gradients, where all weights have them."""
+    part = setup.freeze or setup.frozen_parts
+    if setup.adapter is None and setup.quantization is None and not part:
+        check_scaled(setup, (text_dtype(config, setup),))
 
 
 def say_import(say: Callable[[str], None]) -> None:

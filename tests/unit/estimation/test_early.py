@@ -54,6 +54,10 @@ REFUSED = {
         ["gpt2", "--bf16", "--fp16"], 2,
         "--fp16 and --bf16 exclude each other: autocast has one dtype. Drop one of them.",
     ),
+    "gradients that are not scaled": (
+        ["Qwen/Qwen2.5-0.5B", "--fp16"], 2,
+        "--fp16 with bfloat16 weights that train stops at the first update",
+    ),
     "heads": (
         ["meta-llama/Llama-3.1-8B", "--tp", "3", "--num-gpus", "3"], 2,
         ("--tp 3 does not divide the 32 heads of this model (num_attention_heads). Legal: 1, 2, 4, "
