@@ -271,7 +271,7 @@ def test_what_would_be_answered_is_so_on_the_card_that_was_named():
     first, in_bf16, in_fp16, longer, between, none = ask_without_tracers(
         [{"words": words} for words in questions]
     )
-    assert "compute capability 7.5 with --checkpointing full --fp16; nearer runs" in first["said"]
+    assert "compute capability 7.5 with --fp16; nearer runs" in first["said"]
     assert "7.5 with --fp16 in place of --bf16; nearer runs" in in_bf16["said"]
     assert in_fp16["exit"] == 0
     assert "in place of --bf16: batches from 1 to 509, lengths from 31 to 4,095" in longer["said"]
