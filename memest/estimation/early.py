@@ -82,8 +82,8 @@ def refuse_early(
 
 
 def _check_gradients(config: dict[str, Any], setup: Setup) -> None:
-    """Whether the gradient scaler has kernels for the gradients, where all weights have them."""
-    part = setup.freeze or setup.frozen_parts
+    """Whether the gradient scaler has kernels for gradients of what all weights are loaded in."""
+    part = setup.freeze or setup.frozen_parts or setup.cast_weights
     if setup.adapter is None and setup.quantization is None and not part:
         check_scaled(setup, (text_dtype(config, setup),))
 
