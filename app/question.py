@@ -93,8 +93,9 @@ class ExplorerQuestion:
         implied = implied_options(given)
         for option in OPTIONS:
             value = _plain(option, given.get(option.name))
-            if option.name in implied:
-                value = given.get(option.name) or implied[option.name]
+            if value is None and option.name in implied:
+                is_named = given.get(option.name) is not None
+                value = default_of(option) if is_named else implied[option.name]
             if value is not None:
                 items.append((option.name, value))
         return cls(model, tuple(items), upload)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from memest.config.option_table import OPTIONS
 from memest.config.release_defaults import RELEASE_DEFAULTS, ReleaseDefault, release_default
 from memest.config.setup import Setup
+from memest.readers.values import plain
 from memest.report.result import Origin
 
 if TYPE_CHECKING:
     from memest.readers.run_config import RunConfig
 
-__all__ = ["origins_of", "plain"]
+__all__ = ["origins_of"]
 
 _PARTS_BY_RELEASE: Mapping[str, Callable[[Setup], bool]] = {
     "autocast_adapter_dtype": lambda setup: setup.adapter is not None,
@@ -84,12 +85,3 @@ def origins_of(run: RunConfig, resolved_setup: Setup, family: str) -> tuple[Orig
         if release is not None and name not in named_options and has(run.setup):
             rows.append(Origin(name, release.value, _release_text(release)))
     return tuple(rows)
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON has it."""
-    if isinstance(value, tuple):
-        return list(value)
-    if isinstance(value, (bool, int, float, str, list, dict)) or value is None:
-        return value
-    return str(value)

@@ -24,7 +24,6 @@ from memest.config.setup import Setup
 from memest.errors import ConfigError
 from memest.readers.effects import OPTIONS_OF_4BIT, OPTIONS_OF_LORA, values_that_act
 from memest.readers.formats import TRAINER_FRAMEWORKS
-from memest.readers.origins import plain
 from memest.readers.values import (
     CHANGES,
     COPIES,
@@ -39,6 +38,7 @@ from memest.readers.values import (
     Remark,
     Spread,
     names_of,
+    plain,
 )
 from memest.readers.with_model import fitted, length_remarks
 from memest.report.result import Origin

@@ -30,6 +30,7 @@ __all__ = [
     "StepSize",
     "names_of",
     "option_called",
+    "plain",
 ]
 
 
@@ -220,3 +221,12 @@ class KeyOrigin:
 
     origin: str
     level: Level
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, (bool, int, float, str, list, dict)) or value is None:
+        return value
+    return str(value)
