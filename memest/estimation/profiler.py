@@ -59,6 +59,7 @@ from memest.profiles.known_profiles import (
 from memest.profiles.packs import Packs
 from memest.profiles.program import Program
 from memest.profiles.sizing import SIZES, SizeAnswer, asked_sizes
+from memest.profiles.transcript import Stack
 from memest.replay.conf import AllocatorConf
 from memest.report.result import ModelFacts
 from memest.workspaces.gpu_limits import check_backend, check_gpu
@@ -290,8 +291,8 @@ class Profiler:
         vary, sizes = question.vary, question.sizes
         if vary is None or (known_family and answers_for(known_family[0], vary, sizes)):
             return family
-        by_sample = place_by_sample(sizes) in profile.barren_places
-        if not known_family and vary and family[0].fold is not None and not by_sample:
+        cheap = family[0].fold is not None and len(family[0].skeleton.events) <= LONG_TRACE
+        if not known_family and vary and cheap:
             # few layers cost little: the next question is mostly about another length or rank
             question = replace(question, vary=tuple(dict.fromkeys((*vary, "seq_len", "lora_r"))))
         return self._grow(question, family)
@@ -450,16 +451,8 @@ class Profiler:
         fold = family[0].fold
         self._known_profiles.read_families(profile, lambda _: True)
 
-        def question_at(sizes: Sizes) -> Question:
-            """The same question at other sizes, for which the model may be built otherwise."""
-            resized_setup = resized(setup, sizes)
-            request = replace(question.request, adapter=resized_setup.adapter)
-            if sizes.get("image_size") != question.sizes.get("image_size"):
-                request = replace(request, image_size=resized_setup.image_size)
-            return replace(question, request=request, setup=resized_setup)
-
         def trace_at(sizes: Sizes) -> Trace:
-            return self._steps(question_at(sizes), fold)
+            return self._tracer.steps(_at_sizes(question, sizes), *_layers_of(fold))
 
         def follows(family: Family) -> bool:
             """Whether layers are as alike at both ends of a family as they are here."""
@@ -467,7 +460,7 @@ class Profiler:
                 return True
             ends = {min(family.points), max(family.points)}
             return all(
-                self._tracer.follows(question_at(family.domain.sizes_at(end)), family, end)
+                self._tracer.follows(_at_sizes(question, family.domain.sizes_at(end)), family, end)
                 for end in ends
             )
 
@@ -480,6 +473,7 @@ class Profiler:
             length_multiple=setup.distributed.sequence_pieces,
             limit_of=lambda axis: _limit(profile, setup, axis),
             trace_at=trace_at,
+            goes_by_sample=lambda: self._goes_by_sample(question, fold),
         )
         try:
             for new_family in search.around(*family):
@@ -495,12 +489,6 @@ class Profiler:
         except MissingDependencyError:
             pass  # what is asked has its answer; more is not to be had here
         return family
-
-    def _steps(self, question: Question, fold: Fold | None) -> Trace:
-        """The steps of as many layers as a fold was found with."""
-        if fold is None:
-            return self._tracer.steps(question)
-        return self._tracer.steps(question, fold.stacks, fold.periods)
 
     def goes_by_sample(self, request: Setup, gpu: GpuTraits) -> bool:
         """Whether a model does part of its work sample by sample, so that no two batches are alike.
@@ -519,23 +507,24 @@ class Profiler:
         for goes in (True, False):
             if place_by_sample(first.sizes, goes) in places:
                 return goes
-        num_events = []
-        for batch in SMALL_BATCHES:
-            question = self.question(replace(request, batch=batch), gpu, ("batch",))
-            known_family = self._known_family(first.profile, question)
-            if known_family is None and len(family.skeleton.events) <= LONG_TRACE:
-                known_family = self.traced_family(question)
-            if known_family is None:
-                trace = self._steps(question, family.fold)
-            elif "batch" in known_family[0].axes:
-                return False
-            else:
-                trace = known_family[0].skeleton
-            num_events.append(len(trace.events))
-        goes = goes_by_sample(num_events)
+        goes = self._goes_by_sample(first, family.fold)
         places.add(place_by_sample(first.sizes, goes))
         self._known_profiles.save_model(first.profile)
         return goes
+
+    def _goes_by_sample(self, question: Question, fold: Fold | None) -> bool:
+        """The same, seen at two small batches."""
+        num_events = []
+        for batch in SMALL_BATCHES:
+            smaller = _at_sizes(question, {**question.sizes, "batch": batch})
+            try:
+                beginning = self._tracer.beginning(smaller, *_layers_of(fold))
+            except MissingDependencyError:
+                raise  # that says nothing about the model
+            except (MemestError, MemoryError, OverflowError):
+                return False
+            num_events.append(len(beginning.events))
+        return goes_by_sample(num_events)
 
     def _program(self, question: Question, family: Family, point: Point) -> Program:
         """Micro-steps with the updates that go with them."""
@@ -565,6 +554,20 @@ class Profiler:
         _learn_lengths(profile, request, meta_model)
         self._known_profiles.save_model(profile)
         return answer
+
+
+def _at_sizes(question: Question, sizes: Sizes) -> Question:
+    """The same question at other sizes, for which the model may be built otherwise."""
+    setup = resized(question.setup, sizes)
+    request = replace(question.request, adapter=setup.adapter)
+    if sizes.get("image_size") != question.sizes.get("image_size"):
+        request = replace(request, image_size=setup.image_size)
+    return replace(question, request=request, setup=setup)
+
+
+def _layers_of(fold: Fold | None) -> tuple[Sequence[Stack], Sequence[int]]:
+    """The layers that a fold was found with; all of them without."""
+    return ((), ()) if fold is None else (fold.stacks, fold.periods)
 
 
 def _learn_lengths(profile: StepProfile, request: Setup, meta_model: Any) -> None:

@@ -21,6 +21,7 @@ from memest.events import Trace
 from memest.profiles.axes import Sizes, key_of, sizes_text, traced_setup, windows
 from memest.profiles.document import FORMAT
 from memest.profiles.family import Family, Point, alike
+from memest.profiles.family_search import LONG_TRACE
 from memest.profiles.fold import Fold, begins_with, unfold
 from memest.profiles.fold_search import (
     Depths,
@@ -29,6 +30,7 @@ from memest.profiles.fold_search import (
     depths_to_trace,
     learn,
     plans_for,
+    search_pays,
 )
 from memest.profiles.known_profiles import StepProfile
 from memest.profiles.transcript import Stack
@@ -45,6 +47,7 @@ _OF_FEW_LAYERS, _OF_ALL_LAYERS = 12, 5
 """How many traces a first question mostly costs, with its largest batch."""
 _ASKED_FOR = "--trace-whole asks for them"
 _CALLED_OTHERWISE = "some are called otherwise than others"
+_TAKES_LONGER = "at this size it takes longer to see how they repeat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,10 +250,11 @@ class Tracer:
         """Which trace is made, of how many, and how long they take."""
         number = self.traces_made + 1
         of_all = max(number, _OF_FEW_LAYERS if stacks else _OF_ALL_LAYERS)
-        layers = " and ".join(
-            f"{stack.depth_at(count)} of {stack.depth} layers, "
+        depths = [
+            f"{stack.depth_at(count)} of {stack.depth}"
             for stack, count in zip(stacks, periods, strict=True)
-        )
+        ]
+        layers = f"{' and '.join(depths)} layers, " if depths else ""
         left = ""
         if self._seconds:
             seconds = (of_all - number + 1) * max(self._seconds[-3:])
@@ -293,7 +297,8 @@ class Tracer:
             why = "what they are made of cannot be read"
         stacks = tuple(found)
         traces: dict[tuple[int, ...], Trace] = {}
-        plans = plans_for(stacks, list(found.values()))
+        costs = list(found.values())
+        plans = plans_for(stacks, costs)
         known_folds = [family.fold for family in known_families if family.fold is not None]
         kept_before = {fold.kept for fold in known_folds}
         for plan in sorted(plans, key=lambda each: each.kept not in kept_before):
@@ -306,10 +311,15 @@ class Tracer:
                 return traces[periods]
 
             try:
+                depths = depths_to_trace(len(chosen))
+                # no family is grown of such long ones: what is found would answer for this alone
+                is_long = not known_folds and len(trace_at(depths[0]).events) > LONG_TRACE
+                if is_long and not search_pays(plan, stacks, costs):
+                    why = _TAKES_LONGER
+                    break
                 shallow = trace_at(plan.shallow)
                 fold = _known_fold(known_families, chosen, plan.kept, shallow)
                 if fold is None:
-                    depths = depths_to_trace(len(chosen))
                     fold = learn({each: trace_at(each) for each in depths}, chosen, plan.kept)
                 if meta_model.own_code:
                     # it may do anything with a layer by its number, and in any of its steps
@@ -334,18 +344,25 @@ class Tracer:
             return True
         return family.unfolded().at(point) == self.steps(question)
 
+    def beginning(
+        self, question: Question, stacks: Sequence[Stack] = (), periods: Sequence[int] = ()
+    ) -> Trace:
+        """Loading and the first forward alone; as :meth:`steps`."""
+        meta_model = self.meta_model(question.profile, question.request, question.gpu)
+        from memest.trace.session import trace_beginning
+
+        layers = "few layers" if stacks else "all layers"
+        self.say(f"{self._name}: running {layers} once ({sizes_text(question.sizes)})")
+        setup = traced_setup(question.setup)
+        return trace_beginning(meta_model, setup, question.gpu, stacks=stacks, periods=periods)
+
     def _check_beginning(self, question: Question, unfolded: Trace) -> None:
         """See that the model does with every layer what was worked out: run all of them once.
 
         Raises:
             NoFoldError: a layer does something else, by its number or by what it is given.
         """
-        from memest.trace.session import trace_beginning
-
-        meta_model = self.meta_model(question.profile, question.request, question.gpu)
-        self.say(f"{self._name}: running all layers once ({sizes_text(question.sizes)})")
-        beginning = trace_beginning(meta_model, traced_setup(question.setup), question.gpu)
-        if not begins_with(unfolded, beginning):
+        if not begins_with(unfolded, self.beginning(question)):
             raise NoFoldError(_CALLED_OTHERWISE)
 
     def evaluation(self, question: Question, *, generates: bool, ranks: int | None) -> Trace:

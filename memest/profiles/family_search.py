@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from memest.config.kinds import SdpaBackend
-from memest.errors import MemestError, MissingDependencyError
 from memest.events import Trace
 from memest.profiles.axes import Sizes
 from memest.profiles.cache import digest_of
@@ -66,6 +65,7 @@ class FamilySearch:
         length_multiple: of which lengths must be multiples.
         limit_of: the greatest length that the model takes, by its name; None where it names none.
         trace_at: makes a trace; its errors mean that the model does not go there.
+        goes_by_sample: whether the model does part of its work sample by sample.
     """
 
     families: Sequence[Family]
@@ -76,6 +76,7 @@ class FamilySearch:
     length_multiple: int
     limit_of: Callable[[str], int | None]
     trace_at: Callable[[Mapping[str, int]], Trace]
+    goes_by_sample: Callable[[], bool]
 
     def around(self, family: Family, point: Point) -> Iterator[Family | None]:
         """Families around the sizes, the widest first; None where one more place is barren.
@@ -95,7 +96,7 @@ class FamilySearch:
             if not self.barren_places & {
                 place_by_sample(self.sizes, goes) for goes in (True, False)
             }:
-                goes = self._goes_by_sample(family, centre_trace)
+                goes = self.goes_by_sample()
                 self.barren_places.add(place_by_sample(self.sizes, goes))
                 yield None
             if place_by_sample(self.sizes) in self.barren_places:
@@ -119,26 +120,6 @@ class FamilySearch:
             if wider is not None:
                 yield replace(wider, fold=family.fold, whole_because=family.whole_because)
             axes = _narrower(axes)
-
-    def _goes_by_sample(self, family: Family, centre_trace: Trace) -> bool:
-        """Whether the model goes by sample: seen at two small batches."""
-        known = {self.sizes["batch"]: len(centre_trace.events)}
-        for other in self.families:
-            if (other.fold and other.fold.periods) == (family.fold and family.fold.periods):
-                for sizes in map(other.domain.sizes_at, other.points):
-                    if _without_batch(sizes) == _without_batch(self.sizes):
-                        known[sizes["batch"]] = len(other.skeleton.events)
-        num_events = []
-        for batch in SMALL_BATCHES:
-            if batch not in known:
-                try:
-                    known[batch] = len(self.trace_at({**self.sizes, "batch": batch}).events)
-                except MissingDependencyError:
-                    raise  # that says nothing about the model
-                except (MemestError, MemoryError, OverflowError):
-                    return False
-            num_events.append(known[batch])
-        return goes_by_sample(num_events)
 
     def _axes(self, near_families: Sequence[Family], own: Family) -> tuple[str, ...]:
         """The sizes to vary: those asked for, and those in which questions differed before."""
@@ -254,7 +235,7 @@ def goes_by_sample(num_events: Sequence[int]) -> bool:
     No two batches are alike then, and traces of large ones take minutes.
 
     Args:
-        num_events: of a trace at each of the ``SMALL_BATCHES``.
+        num_events: of the first forward at each of the ``SMALL_BATCHES``.
     """
     (few, more), (one, other) = SMALL_BATCHES, num_events
     return (other - one) / (more - few) * more > _BY_SAMPLE * other

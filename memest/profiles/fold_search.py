@@ -16,7 +16,15 @@ from memest.events import WARM_UP, Trace
 from memest.profiles.fold import Fold, FoldRun, PointerRule, compress, unfold
 from memest.profiles.transcript import Listing, Pointer, Stack, Transcript
 
-__all__ = ["Depths", "FoldPlan", "NoFoldError", "depths_to_trace", "learn", "plans_for"]
+__all__ = [
+    "Depths",
+    "FoldPlan",
+    "NoFoldError",
+    "depths_to_trace",
+    "learn",
+    "plans_for",
+    "search_pays",
+]
 
 Depths = tuple[int, ...]
 """Periods of each stack beyond the least."""
@@ -106,6 +114,18 @@ def plans_for(stacks: Sequence[Stack], costs: Sequence[int]) -> list[FoldPlan]:
     return out
 
 
+def search_pays(plan: FoldPlan, stacks: Sequence[Stack], costs: Sequence[int]) -> bool:
+    """Whether a fold is found sooner than all layers are traced, once its least trace is there.
+
+    Args:
+        plan: of :func:`plans_for`, as are the other two.
+        stacks: see above.
+        costs: see above.
+    """
+    whole = sum(stack.depth * cost for stack, cost in zip(stacks, costs, strict=True))
+    return sum(_search_costs(plan, stacks, costs, whole)[1:]) < whole
+
+
 def _plans_of(stacks: Sequence[Stack], chosen: Sequence[int]) -> list[FoldPlan]:
     """The plans for some stacks, of few layers first."""
     by_layers = (
@@ -123,16 +143,23 @@ def _costs_of(
     plan: FoldPlan, stacks: Sequence[Stack], costs: Sequence[int], whole: int
 ) -> tuple[int, int]:
     """What it costs to find a fold, and to make a family of it."""
+    costs_by_trace = _search_costs(plan, stacks, costs, whole)
+    shallow = costs_by_trace[depths_to_trace(len(plan.stacks)).index(plan.shallow)]
+    return sum(costs_by_trace), (_TRACES_OF_A_FAMILY - 1) * shallow
 
-    def cost_at(depths: Depths) -> int:
-        saved = sum(
+
+def _search_costs(
+    plan: FoldPlan, stacks: Sequence[Stack], costs: Sequence[int], whole: int
+) -> list[int]:
+    """What each of :func:`depths_to_trace` costs."""
+    return [
+        whole
+        - sum(
             (stacks[n].count - periods) * stacks[n].period * costs[n]
             for n, periods in zip(plan.stacks, plan.periods(depths), strict=True)
         )
-        return whole - saved
-
-    further = (_TRACES_OF_A_FAMILY - 1) * cost_at(plan.shallow)
-    return sum(map(cost_at, depths_to_trace(len(plan.stacks)))), further
+        for depths in depths_to_trace(len(plan.stacks))
+    ]
 
 
 def learn(traces: Mapping[Depths, Trace], stacks: Sequence[Stack], kept: Sequence[int]) -> Fold:

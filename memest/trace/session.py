@@ -428,10 +428,10 @@ def stacks_of(meta_model: MetaModel, setup: Setup) -> dict[Stack, int]:
         return find_stacks(meta_model.model)
 
 
-def trace_beginning(meta_model: MetaModel, setup: Setup, gpu: GpuTraits) -> Trace:
-    """Trace loading and the first forward alone, layer by layer."""
+def trace_beginning(meta_model: MetaModel, setup: Setup, gpu: GpuTraits, **layers: Any) -> Trace:
+    """Trace loading and the first forward alone; layers as :func:`trace_built` has them."""
     plan = replace(plan_to_compose(setup), ends_after=Phase.FORWARD)
-    return trace_built(meta_model, setup, gpu, plan)
+    return trace_built(meta_model, setup, gpu, plan, **layers)
 
 
 def _driver_of(gpu: GpuTraits, setup: Setup, operators: str) -> GpuTraits | None:
