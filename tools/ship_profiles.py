@@ -20,7 +20,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
@@ -129,7 +129,9 @@ def questions(entry: CatalogueEntry) -> Iterator[Question]:
             continue
         # a gradient scaler refuses gradients of float16, and has no kernel for those of bfloat16
         if has_halves and options.get("fp16") and not {"zero", "lora_r"} & {*options}:
-            continue
+            if (entry.parameters or 0) >= _SMALL:
+                continue
+            question = replace(question, options={**options, "dtype": "float32"})
         yield question
 
 
