@@ -32,7 +32,7 @@ def test_a_warm_question_does_not_wait_for_a_trace_of_the_same_model() -> None:
     cold = ExplorerQuestion.of(
         MODEL, {"batch": 2, "seq_len": 32, "gpu": ("t4",), "precision": "fp16"}
     )
-    lock = answers._shared_state().lock(MODEL)
+    lock = answers._lock(MODEL)
     with lock:  # another session traces this model
         assert started(lambda: answers.estimate(warm)).wait(120)
         waiting = started(lambda: answers.estimate(cold))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 import memest
-from memest.app import answers, asking
+from memest.app import answers, asking, waiting
 from memest.app.link import read_question
 from memest.app.presets import DEFAULT_QUESTION, PRESETS
 from memest.app.question import ExplorerQuestion
@@ -365,18 +365,18 @@ def test_the_inputs_stand_while_an_answer_is_waited_for_or_refused(
         time.sleep(0.2)
         raise MemestError("no answer")
 
-    monkeypatch.setattr(answers, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(waiting, "QUIET_SECONDS", 0.0)
     monkeypatch.setattr(answers, "estimate", slow)
     monkeypatch.setattr(asking, "_five", lambda *_: seen.append("inputs"))
-    show = answers._show_progress
+    show = waiting._show_progress
     monkeypatch.setattr(
-        answers,
+        waiting,
         "_show_progress",
         lambda *given, **more: (seen.append("wait"), show(*given, **more)),
     )
     app.number_input(key="batch").set_value(4).run()
     assert seen == ["inputs", "wait"]
-    monkeypatch.setattr(answers, "QUIET_SECONDS", 5.0)
+    monkeypatch.setattr(waiting, "QUIET_SECONDS", 5.0)
     seen.clear()
     app.run()
     assert seen == ["inputs"]

@@ -246,8 +246,9 @@ class TestHub:
         [
             (hub_errors.OfflineModeIsEnabled("x"), UnknownModelError, "HF_HUB_OFFLINE is set"),
             (hub_errors.LocalEntryNotFoundError("x"), UnknownModelError, "cannot be reached"),
-            (ConnectionError("no route"), UnknownModelError, "cannot be reached .*no route"),
+            (ConnectionError("no route"), UnknownModelError, "cannot be reached: .*no route"),
             (TimeoutError("slow"), UnknownModelError, "cannot be reached"),
+            (OSError("[Errno -2] no name"), UnknownModelError, r"check the network \(no name\)"),
             (status_error(hub_errors.GatedRepoError, 403), ModelLoadError, "gated.*HF_TOKEN"),
             (
                 status_error(hub_errors.RepositoryNotFoundError, 401),
