@@ -66,9 +66,10 @@ def test_run_says_what_became_of_every_case(measured):
 def test_cases_that_were_measured_before_are_one_line(capsys):
     def told(*skipped):
         output = SimpleNamespace(silent=False, progress=lambda: nullcontext(None))
+        case = Case(model="some", setup=Setup())
         with _progress_lines(output) as tell:
             for number, over in enumerate(skipped, start=1):
-                tell(Progress(number, len(skipped), Case(model="some", setup=Setup()), skipped=over))
+                tell(Progress(number, len(skipped), case, skipped=over))
         return capsys.readouterr().err.splitlines()
 
     assert told(True, True, False, True) == [
