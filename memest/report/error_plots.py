@@ -98,7 +98,7 @@ def against_measured(points: Sequence[Point], title: str) -> str:
     x = _sizes([v for p in points for v in (p.measured, p.raw, p.corrected) if v])
     y = _Axis(x.low, x.high, _HEIGHT - _BOTTOM, _TOP)
     shapes = _size_ticks(x)
-    shapes += [_line_at(y.at(math.log2(tick)), format_size(tick)) for tick in _ticks(x)]
+    shapes += [_line_at(y.at(math.log2(tick)), _size(tick)) for tick in _ticks(x)]
     shapes.append(
         f'<line x1="{x.start:.1f}" y1="{y.start:.1f}" x2="{x.stop:.1f}" y2="{y.stop:.1f}" '
         f'stroke="{INK}" stroke-dasharray="4 3"/>'
@@ -136,6 +136,11 @@ def _round_size(size: float) -> int:
     return max(round(size / unit) * unit, 1)
 
 
+def _size(tick: int) -> str:
+    """A size on an axis: ``16 GiB``."""
+    return format_size(tick).replace(".00 ", " ")
+
+
 def _nice(step: float) -> float:
     power = 10 ** math.floor(math.log10(step))
     return float(power * next(n for n in (1, 2, 5, 10) if n * power >= step * 0.999))
@@ -147,7 +152,7 @@ def _size_ticks(x: _Axis) -> list[str]:
         at = x.at(math.log2(tick))
         lines.append(
             f'<line x1="{at:.1f}" y1="{_TOP}" x2="{at:.1f}" y2="{_HEIGHT - _BOTTOM}" '
-            f'stroke="{GRID}"/>{_words(at, _HEIGHT - _BOTTOM + 16, format_size(tick), "middle")}'
+            f'stroke="{GRID}"/>{_words(at, _HEIGHT - _BOTTOM + 16, _size(tick), "middle")}'
         )
     return lines
 

@@ -9,6 +9,7 @@ from memest.app import answers, asking, waiting
 from memest.app.link import read_question
 from memest.app.presets import DEFAULT_QUESTION, PRESETS
 from memest.app.question import ExplorerQuestion
+from memest.app.trust import trust_words
 from memest.app.views import what_if
 from memest.errors import MemestError
 from memest.units import format_delta, format_size
@@ -41,6 +42,21 @@ def test_a_first_visit_sees_a_question_its_verdict_and_the_three_peaks(open_page
     assert "… not looked at" in hero(app)
     assert not app.dataframe[0].value.empty
     assert app.query_params["model"] == question.model
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"fsdp": "full_shard", "num_gpus": 2}, "published runs on several GPUs"),
+        ({"method": "dpo"}, "No published run of this kind (a preference method)"),
+        ({"torch_compile": True}, "No published run of this kind (compiled)"),
+        ({"fp16": True, "bf16": True}, "published runs on one GPU,"),
+    ],
+)
+def test_no_accuracy_is_claimed_for_a_kind_that_nobody_measured(
+    options: dict[str, object], said: str
+) -> None:
+    assert said in trust_words(ExplorerQuestion.of("gpt2", options))
 
 
 @pytest.mark.parametrize("name", PRESETS)
