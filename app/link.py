@@ -218,7 +218,7 @@ def _params_of(question: ExplorerQuestion) -> dict[str, list[str]]:
     if question.upload:
         params[_CONFIG] = [config_to_link(question.upload)]
     params["gpu"] = list(question.gpus) or [NO_GPU]
-    for name, value in question.options:
+    for name, value in question.given.items():
         if name != "gpu":
             params[name] = option_texts(name, value)
     return params

@@ -56,3 +56,17 @@ def test_what_options_imply_is_shown_and_can_be_chosen_away() -> None:
     preference = ExplorerQuestion.of("gpt2", {"method": "dpo"})
     assert dict(preference.options)["dtype"] == "float32"
     assert preference.with_options(dtype="auto").setup.dtype == "auto"
+
+
+def test_what_others_imply_goes_with_them() -> None:
+    plain = ExplorerQuestion.of("gpt2", {"batch": 2})
+    assert plain.with_options(method="dpo").with_options(method="supervised") == plain
+    assert plain.with_method("QLoRA").with_method("Full") == plain
+    one = plain.with_options(method="dpo").with_method("QLoRA")
+    assert one == plain.with_method("QLoRA").with_options(method="dpo")  # whichever comes first
+    assert "dtype" not in dict(one.options)
+    asked_for = plain.with_options(checkpointing="full").with_method("QLoRA").with_method("Full")
+    assert dict(asked_for.options)["checkpointing"] == "full"
+    link = plain.with_method("QLoRA").with_options(checkpointing="none")
+    assert link.given["checkpointing"] == "none"
+    assert ExplorerQuestion.of("gpt2", link.given) == link

@@ -538,3 +538,16 @@ def test_the_snippet_is_python_that_answers() -> None:
     answer = space["answer"]
     assert isinstance(answer, memest.Estimate)
     assert answer.to_json() == memest.estimate(MODEL, question.setup, gpu="a100-40gb").to_json()
+
+
+def test_a_chip_of_what_others_imply_is_taken_away_and_stays_away(open_page: Open) -> None:
+    app = open_page(model="gpt2", method="dpo", gpu="t4", tab="Take it along")
+    assert "--dtype float32" in command(app)
+    assert "dtype" not in app.query_params  # the link has what was given
+    app.button(key="drop dtype").click().run()
+    assert "--dtype auto" in command(app)
+    assert app.query_params["dtype"] == "auto"
+    app.button(key="drop dtype").click().run()  # now one that was given
+    assert "--dtype float32" in command(app)
+    app.selectbox(key="trained_for").set_value("supervised").run()
+    assert command(app) == "memest estimate gpt2 --gpu t4"
