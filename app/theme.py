@@ -66,6 +66,7 @@ h1.mm-title {font-size:1.7rem; font-weight:750; padding:0; margin:0; line-height
 @media (max-width: 640px) {.stMainBlockContainer {padding:4rem 1rem 2rem}
   [data-testid=stStatusWidget] {display:none}
   .st-key-all_options {margin-top:0} .stColumn:has(.stMetric) {min-width:100%}
+  .stHorizontalBlock:has(> .stColumn:nth-child(4)) > .stColumn:has(.stMetric) {min-width:45%}
   [data-testid=stLayoutWrapper]:has(> .st-key-tuning) {order:1}
   [data-testid=stLayoutWrapper]:has(> .st-key-behind) {order:2}}
 """
