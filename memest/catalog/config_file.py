@@ -86,7 +86,8 @@ def check_config(
         notes for the user.
 
     Raises:
-        ModelLoadError: without a ``model_type``, with fewer than no layers, or with code of its own that is not trusted.
+        ModelLoadError: without a ``model_type``, with fewer than no layers, or with code of its own
+            that is not trusted.
     """
     if "_class_name" in config and "model_type" not in config:
         raise ModelLoadError(

@@ -89,7 +89,7 @@ class TestFile:
             ("[" * 100_000, "nested too deeply|not valid JSON"),
             ({"hidden_size": 8}, "has no model_type"),
             ({"model_type": 3}, "has no model_type"),
-            ({"model_type": "gpt2", "n_layer": -1}, "n_layer is -1: a number of layers is 0 or"),
+            ({"model_type": "gpt2", "n_layer": -1}, "n_layer is -1: a number of layers"),
             ({"model_type": ""}, "has no model_type"),
             ({"_class_name": "UNet2DConditionModel"}, "diffusers"),
         ],
