@@ -148,7 +148,7 @@ def _renamed(value: Any, path: str, name: str) -> Any:
 
 def _answer(kind: str, model: str, question: ExplorerQuestion, arguments: tuple[Any, ...]) -> Any:
     """What the library answers; ``model`` is the reference that it is asked by."""
-    options = dict(question.options)
+    options = question.given  # as a command has them: a scenario may imply others
     if kind == "estimate":
         return _estimate(model, question, max_batch=arguments[0])
     if kind == "cards":

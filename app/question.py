@@ -179,7 +179,7 @@ class ExplorerQuestion:
 
     def words(self, command: str) -> list[str]:
         """The command line, word by word."""
-        return command_words(command, self.model, dict(self.options))
+        return command_words(command, self.model, self.given)
 
     def command_line(self, command: str = "estimate") -> str:
         """The command line as a shell takes it."""
@@ -187,12 +187,12 @@ class ExplorerQuestion:
 
     def snippet(self) -> str:
         """The Python that asks the same."""
-        return python_snippet(self.model, dict(self.options))
+        return python_snippet(self.model, self.given)
 
     def short(self) -> str:
         """The question as one line of text: the model, then a scenario."""
         model = f"{self.model}{_UPLOAD_MARK}{self.upload}" if self.upload else self.model
-        return f"{shlex.quote(model)} {write_scenario(dict(self.options))}".rstrip()
+        return f"{shlex.quote(model)} {write_scenario(self.given)}".rstrip()
 
     @classmethod
     def from_short(cls, text: str) -> ExplorerQuestion:

@@ -70,3 +70,15 @@ def test_what_others_imply_goes_with_them() -> None:
     link = plain.with_method("QLoRA").with_options(checkpointing="none")
     assert link.given["checkpointing"] == "none"
     assert ExplorerQuestion.of("gpt2", link.given) == link
+
+
+@pytest.mark.slow
+def test_a_change_frees_what_was_told() -> None:
+    options = {"method": "dpo", "batch": 64, "seq_len": 128, "gpu_memory": "1GiB"}
+    question = ExplorerQuestion.of("gpt2?n_layer=2&n_embd=128&n_head=2", options)
+    found = answers.suggestions(question).changes
+    assert found
+    before = answers.estimate(question).peak.device_bytes
+    for change in found:
+        changed = answers.estimate(question.with_options(**dict(change.options)))
+        assert before - changed.peak.device_bytes == change.gain_bytes, change.arguments
