@@ -11,7 +11,7 @@ import streamlit as st
 from memest.app.labels import label_of, value_words
 from memest.app.link import asked, change
 from memest.app.presets import PRESETS
-from memest.app.question import METHODS, ExplorerQuestion
+from memest.app.question import METHODS, ExplorerQuestion, default_of
 from memest.app.trust import trust_words
 from memest.app.uploads import MAX_CONFIG_BYTES, keep_config
 from memest.app.widgets import gpu_label, gpu_names, option_widget
@@ -149,7 +149,7 @@ def _model(question: ExplorerQuestion) -> None:
 
 def _take_model() -> None:
     name = (st.session_state.model or "").strip()
-    change(ExplorerQuestion.of(name, dict(asked().options)))
+    change(ExplorerQuestion.of(name, asked().given))
 
 
 def _gpu(question: ExplorerQuestion) -> None:
@@ -258,7 +258,7 @@ def take_upload() -> None:
         st.session_state.upload_error = str(error)
         return
     name = PurePath(upload.name).name
-    change(ExplorerQuestion.of(name, dict(asked().options), kept))
+    change(ExplorerQuestion.of(name, asked().given, kept))
 
 
 def _chips(question: ExplorerQuestion) -> None:
@@ -293,5 +293,7 @@ def _drop(name: str) -> None:
     question = asked()
     if name == "gpu":
         change(question.with_options(gpu=question.gpus[:1]))
+    elif name in question.implied:  # left out it would be implied again
+        change(question.with_options(**{name: default_of(find_option(name))}))
     else:
         change(question.without(name))

@@ -13,7 +13,7 @@ from memest.report.result import Estimate, Verdict
 from memest.report.words import why_sentence
 from memest.units import format_delta, format_size
 
-__all__ = ["STYLE", "hero", "short_gpu", "small_bar", "verdict_words"]
+__all__ = ["STYLE", "hero", "short_gpu", "small_bar", "verdict_line", "verdict_words"]
 
 _PEAKS = (
     ("allocated", "allocated_bytes", "tensors (max_memory_allocated)"),
@@ -124,10 +124,15 @@ def small_bar(answer: Estimate, least_bytes: int) -> str:
     return f'<div class="mm-small">{_bar(bar)}{_parts(bar, with_free=False)}</div>'
 
 
-def verdict_words(answer: Estimate) -> str:
+def verdict_words(verdict: Verdict) -> str:
     """The verdict in its colour."""
-    ink = VERDICT_INKS[answer.verdict.value]
-    return f'<b style="color:{ink}">{escape(VERDICT_WORDS[answer.verdict])}</b>'
+    ink = VERDICT_INKS[verdict.value]
+    return f'<b style="color:{ink}">{escape(VERDICT_WORDS[verdict])}</b>'
+
+
+def verdict_line(verdict: Verdict, words: str) -> str:
+    """The verdict, the largest on its page, and words beside it."""
+    return f'<div class="mm-verdict">{verdict_words(verdict)}<span>{escape(words)}</span></div>'
 
 
 def _verdict(answer: Estimate) -> str:
@@ -140,7 +145,9 @@ def _verdict(answer: Estimate) -> str:
             place += ": it may take more than there is"
         elif gpu.reason:
             place += f": {gpu.reason}"
-    return f'<div class="mm-verdict">{verdict_words(answer)}<span>{escape(place)}</span></div>'
+    return (
+        f'<div class="mm-verdict">{verdict_words(answer.verdict)}<span>{escape(place)}</span></div>'
+    )
 
 
 _NARROW = 0.1

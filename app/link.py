@@ -30,6 +30,7 @@ __all__ = [
     "draw_problems",
     "go",
     "link_of",
+    "link_to",
     "linked",
     "open_link",
     "page_to_open",
@@ -217,7 +218,7 @@ def _params_of(question: ExplorerQuestion) -> dict[str, list[str]]:
     if question.upload:
         params[_CONFIG] = [config_to_link(question.upload)]
     params["gpu"] = list(question.gpus) or [NO_GPU]
-    for name, value in question.options:
+    for name, value in question.given.items():
         if name != "gpu":
             params[name] = option_texts(name, value)
     return params
@@ -372,10 +373,21 @@ def link_of(question: ExplorerQuestion, base: str) -> str:
     return f"{base.partition('?')[0]}?{urlencode(params, doseq=True)}"
 
 
-def write_link() -> None:
-    """Write the question and the page's inputs into the URL, if they are others than there."""
+def link_to(page: str) -> dict[str, list[str]]:
+    """Parameters to open another page with: as it would write them, for one step of Back.
+
+    Args:
+        page: its path.
+    """
+    st.session_state[_PAGE] = page
     params = _params_of(asked()) | _page_params()
     st.session_state[_WRITTEN] = params
+    return params
+
+
+def write_link() -> None:
+    """Write the question and the page's inputs into the URL, if they are others than there."""
+    params = link_to(st.session_state[_PAGE])
     now = {name: st.query_params.get_all(name) for name in st.query_params}
     if params != now:
         st.query_params.from_dict(params)

@@ -18,6 +18,7 @@ from memest.app.link import (
     asked,
     draw_problems,
     go,
+    link_to,
     open_link,
     page_to_open,
     write_link,
@@ -89,9 +90,8 @@ def run(default: str = FIRST_PAGE) -> None:
     current_page = st.navigation(list(pages.values()), position="hidden")
     path = current_page.url_path or default
     if (to_open := page_to_open()) not in ("", path):
-        # with the URL as it is: without, Back would lead to pages that nobody saw
-        params = {name: st.query_params.get_all(name) for name in st.query_params}
-        st.switch_page(pages[to_open], query_params=params)
+        # with the URL that it will have: with any other, Back would lead to pages that nobody saw
+        st.switch_page(pages[to_open], query_params=link_to(to_open))
     open_link(path)
     if path not in _ASKS_NOTHING:
         take_upload()

@@ -6,7 +6,7 @@ import contextlib
 import enum
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from memest.catalog.gpu_counts import split_gpu_counts
@@ -68,11 +68,13 @@ class ExplorerQuestion:
         model: the reference, as ``memest estimate`` takes it; of an upload the name of its file.
         options: what was given, by the options' keywords, in the order of the table.
         upload: of an upload, the name of the copy that was kept; empty for other models.
+        implied: those options that nobody gave: others imply them, and they go with these.
     """
 
     model: str
     options: tuple[tuple[str, Any], ...] = ()
     upload: str = ""
+    implied: frozenset[str] = field(default=frozenset(), compare=False)
 
     @classmethod
     def of(cls, model: str, options: Mapping[str, Any], upload: str = "") -> ExplorerQuestion:
@@ -88,7 +90,7 @@ class ExplorerQuestion:
             given["precision"] = named[0]
             given.pop(named[0])
         # any other pair contradicts itself: both stay, and the answer says so
-        items = []
+        items, unasked = [], set()
         # what others imply is shown, and can be chosen away
         implied = implied_options(given)
         for option in OPTIONS:
@@ -96,9 +98,16 @@ class ExplorerQuestion:
             if value is None and option.name in implied:
                 is_named = given.get(option.name) is not None
                 value = default_of(option) if is_named else implied[option.name]
+                if not is_named:
+                    unasked.add(option.name)
             if value is not None:
                 items.append((option.name, value))
-        return cls(model, tuple(items), upload)
+        return cls(model, tuple(items), upload, frozenset(unasked))
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options without those that others imply."""
+        return {name: value for name, value in self.options if name not in self.implied}
 
     def check_values(self) -> None:
         """See to it that each value is legal.
@@ -147,12 +156,13 @@ class ExplorerQuestion:
         return tuple(dict(self.options).get("gpu", ()))
 
     def without(self, *names: str) -> ExplorerQuestion:
-        """The question without some options."""
-        return replace(self, options=tuple(item for item in self.options if item[0] not in names))
+        """The question without some options; what others imply for them is what is meant then."""
+        given = {name: value for name, value in self.given.items() if name not in names}
+        return ExplorerQuestion.of(self.model, given, self.upload)
 
     def with_options(self, **changes: Any) -> ExplorerQuestion:
         """The question with some options changed."""
-        return ExplorerQuestion.of(self.model, {**dict(self.options), **changes}, self.upload)
+        return ExplorerQuestion.of(self.model, {**self.given, **changes}, self.upload)
 
     def with_gpu(self, name: str) -> ExplorerQuestion:
         """The question about one GPU, as somebody types it; empty for none.
@@ -169,7 +179,7 @@ class ExplorerQuestion:
 
     def words(self, command: str) -> list[str]:
         """The command line, word by word."""
-        return command_words(command, self.model, dict(self.options))
+        return command_words(command, self.model, self.given)
 
     def command_line(self, command: str = "estimate") -> str:
         """The command line as a shell takes it."""
@@ -177,12 +187,12 @@ class ExplorerQuestion:
 
     def snippet(self) -> str:
         """The Python that asks the same."""
-        return python_snippet(self.model, dict(self.options))
+        return python_snippet(self.model, self.given)
 
     def short(self) -> str:
         """The question as one line of text: the model, then a scenario."""
         model = f"{self.model}{_UPLOAD_MARK}{self.upload}" if self.upload else self.model
-        return f"{shlex.quote(model)} {write_scenario(dict(self.options))}".rstrip()
+        return f"{shlex.quote(model)} {write_scenario(self.given)}".rstrip()
 
     @classmethod
     def from_short(cls, text: str) -> ExplorerQuestion:

@@ -21,6 +21,7 @@ from memest.calibration.measurement import Measurement
 from memest.calibration.store import MeasurementStore, default_store
 from memest.errors import ConfigError
 from memest.files.folders import data_folder
+from memest.report.error_plots import CORRECTED, GRID, INK
 from memest.report.page import Block, Figure, Heading, Items, Table, Text
 from memest.units import MIB
 
@@ -168,9 +169,18 @@ def draw_blocks(blocks: Sequence[Block]) -> None:
             st.caption(block.words)
 
 
+_ON_DARK = {INK: "#e6ebf1", GRID: "#39434f", CORRECTED: "#5aa9f5"}
+"""Colours of figures that are too dark on the dark page."""
+_ON_A_PHONE = "<style>@media (max-width: 420px) {text {font-size:14px}}</style>"
+"""A figure is drawn at 640 pixels, and shrinks; the width is that of the picture."""
+
+
 def _picture(figure: Figure) -> str:
-    """A figure of the library, on the white paper that it draws for, with its caption as text."""
-    svg = figure.svg.replace("<svg ", '<svg style="background:#fff" ', 1)
+    """A figure of the library in the page's colours, with its caption as text."""
+    svg = figure.svg.replace("</svg>", f"{_ON_A_PHONE}</svg>")
+    if st.context.theme.type == "dark":
+        for light, dark in _ON_DARK.items():
+            svg = svg.replace(light, dark)
     data = base64.b64encode(svg.encode()).decode()
     caption = escape(figure.caption, quote=True)
     return (

@@ -13,8 +13,6 @@ __all__ = [
     "MAX_MEMORY",
     "MAX_SECONDS",
     "PAGE_STYLE",
-    "VERDICT_COLOURS",
-    "VERDICT_ICONS",
     "VERDICT_INKS",
     "launch_options",
 ]
@@ -26,14 +24,6 @@ ICON = (
     '<rect x="23" y="3" width="6" height="26" fill="#d55e00"/></svg>'
 )
 """The page's icon; a name of an icon would be fetched from somebody's server."""
-VERDICT_COLOURS = {
-    "fits": "green",
-    "fits by releasing cache": "orange",
-    "tight": "orange",
-    "cannot say": "violet",
-    "does not fit": "red",
-    "no GPU named": "gray",
-}
 VERDICT_INKS = {
     "fits": "light-dark(#0b6b2d, #4cc26a)",
     "fits by releasing cache": "light-dark(#7a4f00, #e3b341)",
@@ -43,17 +33,10 @@ VERDICT_INKS = {
     "no GPU named": "inherit",
 }
 """Colours of verdicts as text: AA on the backgrounds of both themes."""
-VERDICT_ICONS = {
-    "fits": ":material/check_circle:",
-    "fits by releasing cache": ":material/warning:",
-    "tight": ":material/warning:",
-    "cannot say": ":material/help:",
-    "does not fit": ":material/cancel:",
-    "no GPU named": ":material/help:",
-}
 PAGE_STYLE = """
 .stMainBlockContainer {padding:4.1rem 2rem 3rem; max-width:84rem}
 .stVerticalBlock {gap:.5rem}
+[data-testid=stStatusWidget] button {display:none}
 .st-key-all_options {margin-top:1.72rem}
 [data-testid=stPopoverBody]:has(.st-key-option) {width:min(32rem, 92vw)}
 [data-testid=stCaptionContainer] {color:inherit; opacity:.82}
@@ -81,11 +64,16 @@ h1.mm-title {font-size:1.7rem; font-weight:750; padding:0; margin:0; line-height
 @media (max-width: 860px) {.st-key-menu {padding-right:3rem;
   mask-image:linear-gradient(to right, #000 calc(100% - 3.5rem), transparent)}}
 @media (max-width: 640px) {.stMainBlockContainer {padding:4rem 1rem 2rem}
+  [data-testid=stStatusWidget] {display:none}
   .st-key-all_options {margin-top:0} .stColumn:has(.stMetric) {min-width:100%}
+  .stHorizontalBlock:has(> .stColumn:nth-child(4)) > .stColumn:has(.stMetric) {min-width:45%}
   [data-testid=stLayoutWrapper]:has(> .st-key-tuning) {order:1}
   [data-testid=stLayoutWrapper]:has(> .st-key-behind) {order:2}}
 """
-"""What Streamlit has no option for: less air above the question, a title beside its one line."""
+"""What Streamlit has no option for: less air above the question, a title beside its one line.
+
+Its own Stop leaves half a page, and stands beside the one that ends the work.
+"""
 MAX_SECONDS = "MEMEST_APP_SECONDS"
 """The environment variable that tells the server how long an answer may take."""
 MAX_MEMORY = "MEMEST_APP_MEMORY"

@@ -4,38 +4,45 @@ from __future__ import annotations
 
 import functools
 import statistics
+from typing import Any
 
 from memest.app.published import outcomes
 from memest.app.question import ExplorerQuestion
+from memest.errors import ConfigError
+from memest.estimation.peak_ranges import RunKind, kind_of
 
 __all__ = ["trust_words"]
+
+_PUBLISHED = {
+    RunKind.ONE_GPU: "one GPU",
+    RunKind.ADAPTERS: "one GPU, of adapters",
+    RunKind.SEVERAL_GPUS: "several GPUs",
+}
+"""Kinds of which runs were published, in words."""
 
 
 def trust_words(question: ExplorerQuestion) -> str:
     """What published runs like the one asked about say of memest's accuracy."""
-    return _words(*_kind_of(question))
+    try:
+        return _words(kind_of(question.setup, 0, 0))
+    except ConfigError:  # said by the answer
+        return _words(RunKind.ONE_GPU)
 
 
-def _kind_of(question: ExplorerQuestion) -> tuple[bool, bool]:
-    """Whether several GPUs train, and whether adapters alone do."""
-    return int(dict(question.options).get("num_gpus", 1)) > 1, question.method != "Full"
+def _kind_of_run(run: dict[str, Any]) -> RunKind:
+    if run["num_gpus"] > 1:
+        return RunKind.SEVERAL_GPUS
+    return RunKind.ADAPTERS if run["adapters"] else RunKind.ONE_GPU
 
 
 @functools.cache
-def _words(several: bool, adapters: bool) -> str:
-    runs = [
-        run
-        for run in outcomes()
-        if run["scored"]
-        and (run["num_gpus"] > 1) == several
-        and (several or run["adapters"] == adapters)
-    ]
-    kind = "several GPUs" if several else ("one GPU, of adapters" if adapters else "one GPU")
+def _words(kind: RunKind) -> str:
+    runs = [run for run in outcomes() if run["scored"] and _kind_of_run(run) is kind]
     if not runs:
-        return f"No published run on {kind} is in this package."
+        return f"No published run of this kind ({kind.value}) is in this package."
     error = statistics.median(abs(run["error"]) for run in runs)
     # every record of the package was looked into where it was missed: see docs/accuracy.md
     return (
-        f"Median error {error:.2%} over {len(runs)} published runs on {kind}, "
+        f"Median error {error:.2%} over {len(runs)} published runs on {_PUBLISHED[kind]}, "
         "all looked at while memest was made."
     )

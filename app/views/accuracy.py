@@ -10,7 +10,7 @@ from typing import Any
 
 import streamlit as st
 
-from memest.app import answers
+from memest.app import waiting
 from memest.app.hero import short_gpu
 from memest.app.link import linked
 from memest.app.published import outcomes, stale
@@ -199,11 +199,11 @@ def _campaigns() -> None:
     name = st.selectbox(
         "Measurements", list(files), **linked("measurements", next(iter(files)), files)
     )
-    blocks = answers.attempt(partial(_report, files[name or next(iter(files))]), "Predicting runs")
+    blocks = waiting.attempt(partial(_report, files[name or next(iter(files))]), "Predicting runs")
     if blocks is not None:
         draw_blocks(blocks)
 
 
 def _report(path: Path) -> list[Block]:
     runs, _ = measurements(path)
-    return report_of(tuple(runs), answers.say)
+    return report_of(tuple(runs), waiting.say)

@@ -6,15 +6,15 @@ from functools import partial
 
 import streamlit as st
 
-from memest.app import answers
-from memest.app.hero import short_gpu
+from memest.app import answers, waiting
+from memest.app.hero import short_gpu, verdict_line
 from memest.app.labels import in_page_words
 from memest.app.link import linked
 from memest.app.question import ExplorerQuestion
-from memest.app.theme import VERDICT_COLOURS, VERDICT_ICONS
 from memest.app.widgets import download
 from memest.app.words import plain
 from memest.report.findings import Advice, Plan
+from memest.report.result import Verdict
 from memest.report.tables import advice_sentence, plan_words
 from memest.units import format_delta, format_size
 
@@ -44,7 +44,7 @@ def show(question: ExplorerQuestion) -> None:
     base = question.without("batch", "grad_accum")
     if base.gpus:
         base = base.with_options(gpu=base.gpus[:1])
-    answer = answers.attempt(
+    answer = waiting.attempt(
         partial(answers.advice, base, int(samples), any_precision=any_precision),
         f"Planning {base.model}",
     )
@@ -52,12 +52,7 @@ def show(question: ExplorerQuestion) -> None:
         return
     if len(question.gpus) > 1:
         st.caption(f"Plans are for one GPU, the first that is named: {short_gpu(answer.gpu)}.")
-    st.badge(
-        answer.verdict.value.capitalize(),
-        icon=VERDICT_ICONS[answer.verdict.value],
-        color=VERDICT_COLOURS[answer.verdict.value],  # type: ignore[arg-type]
-    )
-    st.markdown(f"**{plain(in_page_words(advice_sentence(answer)))}**")
+    st.html(verdict_line(answer.verdict, in_page_words(_headline(answer))))
     if answer.plans:
         _table(answer)
     for number, plan in enumerate(answer.plans, start=1):
@@ -73,6 +68,22 @@ def show(question: ExplorerQuestion) -> None:
     download(st, "advice", "JSON", f"{answer.to_json()}\n", key="advice_json")
 
 
+def _headline(answer: Advice) -> str:
+    """What is to be said beside the verdict; sizes of plans are in their table."""
+    if not answer.plans:
+        return advice_sentence(answer).partition(": ")[2]
+    best = answer.plans[0]
+    count = len(answer.plans)
+    many = f"{count} plans, the fastest first" if count > 1 else "one plan"
+    words = f"on {answer.gpu} with {answer.effective_batch:,} samples a step: {many}"
+    if answer.unpriced:
+        return f"{words}; not priced: {'; '.join(answer.unpriced)}"
+    if best.verdict is not Verdict.FITS:
+        high = format_size(best.estimate.interval.high_bytes)
+        words += f"; plan 1 may take up to {high} of {format_size(answer.usable_bytes)}"
+    return words
+
+
 def _command(question: ExplorerQuestion, samples: int, *, any_precision: bool) -> str:
     text = f"{question.command_line('advise')} --effective-batch {samples}"
     if any_precision:
@@ -86,13 +97,13 @@ def _table(answer: Advice) -> None:
     rows = [
         {
             "plan": number,
-            "what": plan_words(plan, times="×"),
             "verdict": plan.verdict.value,
             "device": format_size(plan.estimate.peak.device_bytes),
             "headroom": _headroom(plan),
             **_time(plan),
             **_share(plan),
             **({"changes training": ", ".join(plan.changes_training)} if changes_training else {}),
+            "what": plan_words(plan, times="×"),  # last: long, and the plans below begin with it
         }
         for number, plan in enumerate(answer.plans, start=1)
     ]

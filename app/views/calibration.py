@@ -12,7 +12,7 @@ from typing import Any
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from memest.app import answers
+from memest.app import answers, waiting
 from memest.app.calibration_chart import ratio_chart
 from memest.app.link import linked, set_page_value
 from memest.app.question import ExplorerQuestion
@@ -101,7 +101,7 @@ def _story(question: ExplorerQuestion) -> None:
         with column.container(border=True, height="stretch"):
             st.markdown(f"**{head}**")
             st.markdown(words)
-    answer = answers.attempt(partial(answers.estimate, question), f"Working out {question.model}")
+    answer = waiting.attempt(partial(answers.estimate, question), f"Working out {question.model}")
     if answer is not None and answer.calibration is not None:
         st.markdown("##### What it does to this question")
         calibration_tab(answer)
@@ -131,7 +131,7 @@ def _example() -> None:
         "and cache are larger than the table and the replay say. The fit is the real one and finds "
         "both again."
     )
-    fitted = answers.attempt(_example_fit, "Fitting the example")
+    fitted = waiting.attempt(_example_fit, "Fitting the example")
     if fitted is None:
         return
     calibration, evaluations = fitted
@@ -284,7 +284,7 @@ def _fit() -> None:
             st.caption("`memest calibrate export --out campaign.jsonl.gz` writes one.")
             return
         read = partial(read_upload, upload.name, upload.getvalue())
-    answer = answers.attempt(read, "Reading")
+    answer = waiting.attempt(read, "Reading")
     if answer is None:
         return
     runs, problems = answer
@@ -296,7 +296,7 @@ def _fit() -> None:
     st.markdown(f"{len(runs)} runs were read.")
     content = content_of(runs)
     if st.button("Fit a profile", type="primary", key="fit_now"):
-        new_fit = answers.attempt(partial(_fit_runs, tuple(runs)), "Fitting", stop="fit_stopped")
+        new_fit = waiting.attempt(partial(_fit_runs, tuple(runs)), "Fitting", stop="fit_stopped")
         st.session_state.fitted = None if new_fit is None else (content, *new_fit)
     if st.session_state.pop("fit_stopped", False):
         st.info("The fit was stopped, and changed nothing.", icon=":material/stop_circle:")
@@ -306,7 +306,7 @@ def _fit() -> None:
 
 
 def _fit_runs(runs: tuple[Measurement, ...]) -> tuple[Calibration, list[Any]]:
-    pairs = pairs_of(runs, answers.say)
+    pairs = pairs_of(runs, waiting.say)
     calibration = fit_calibration(pairs)
     return calibration, report_blocks(pairs, calibration)
 
@@ -325,7 +325,7 @@ def _offer_to_keep(row: DeltaGenerator, calibration: Calibration) -> None:
     """Keep a profile on this machine, under a name."""
     name = row.text_input("Keep it as", "explorer", key="keep_as", max_chars=60)
     if row.button("Keep", key="keep", help="Beside the others of this machine: estimates find it."):
-        target = answers.attempt(partial(_keep, calibration, name or ""), "Writing")
+        target = waiting.attempt(partial(_keep, calibration, name or ""), "Writing")
         if target is not None:
             st.success(plain(f"Kept as {target.name}: estimates for its GPU find it."))
 

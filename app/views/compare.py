@@ -8,7 +8,7 @@ from html import escape
 
 import streamlit as st
 
-from memest.app import answers
+from memest.app import answers, waiting
 from memest.app.hero import small_bar, verdict_words
 from memest.app.labels import in_page_words
 from memest.app.link import linked
@@ -37,7 +37,7 @@ def show(question: ExplorerQuestion) -> None:
     if not columns:
         st.info("Add a scenario that changes something, for example bf16.")
         return
-    comparison = answers.attempt(
+    comparison = waiting.attempt(
         partial(answers.comparison, question, columns), f"Comparing {question.model}"
     )
     if comparison is not None:
@@ -87,7 +87,7 @@ def _card(scenario: Scenario, first: Scenario, whole: int) -> str:
     reasons = scenario.reasons.sentences if scenario.reasons is not None else ()
     why = "".join(f"<li>{escape(sentence)}</li>" for sentence in reasons)
     return (
-        f"<section><h3>{escape(scenario.name)}</h3><p>{verdict_words(answer)}</p>"
+        f"<section><h3>{escape(scenario.name)}</h3><p>{verdict_words(answer.verdict)}</p>"
         f"{small_bar(answer, whole)}<table>{table}</table>"
         f"{f'<ul>{why}</ul>' if why else ''}</section>"
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import streamlit as st
 
-from memest.app import answers
+from memest.app import answers, waiting
 from memest.app.asking import AXES
 from memest.app.hero import short_gpu
 from memest.app.labels import in_page_words
@@ -51,7 +51,7 @@ _LENGTHS: dict[str, tuple[str, str, tuple[int, ...], str]] = {
 
 def show(question: ExplorerQuestion) -> None:
     """The page."""
-    answer = answers.attempt(partial(answers.estimate, question), f"Working out {question.model}")
+    answer = waiting.attempt(partial(answers.estimate, question), f"Working out {question.model}")
     if answer is None:
         return
     axis = _length_axis(answer)
@@ -65,18 +65,18 @@ def show(question: ExplorerQuestion) -> None:
         lowest = own if axis == "image_size" else min(own, 128)
         lengths = _range(name, axis, label, stops, _spread(stops, lowest, highest))
     metric = right.segmented_control(
-        "Number in a cell",
+        "Number in a cell, GiB",
         METRICS,
         required=True,
         **linked("metric", METRICS[0], METRICS),
-        help="In GiB. The colour of a cell is its verdict.",
+        help="The colour of a cell is its verdict.",
     )
     base = question.without("batch", axis)
     if not base.gpus and "gpu_memory" not in base.place:
         st.info("Name a GPU above: the map says what fits on it.")
         return
     axes = (("batch", batches), (axis, lengths))
-    sweep = answers.attempt(partial(answers.sweep, base, axes), f"Sweeping {base.model}")
+    sweep = waiting.attempt(partial(answers.sweep, base, axes), f"Sweeping {base.model}")
     if sweep is None:
         return
     st.markdown(f"**{plain(in_page_words(summary(sweep)))}** Click a cell to ask about it.")
@@ -227,7 +227,7 @@ def _frontier(
     frontiers: dict[str, dict[float, int]] = {}
     for value in parse_axis(f"{axis}={lengths}")[1]:
         length_question = question.with_options(**{axis: value})
-        answer = answers.attempt(
+        answer = waiting.attempt(
             partial(answers.largest, length_question), f"Largest batch at {value:g} {unit}"
         )
         if answer is None:

@@ -6,7 +6,7 @@ from functools import partial
 
 import streamlit as st
 
-from memest.app import answers
+from memest.app import answers, waiting
 from memest.app.charts import breakdown_chart, breakdown_rows, timeline_chart
 from memest.app.link import linked
 from memest.app.question import ExplorerQuestion
@@ -79,7 +79,7 @@ def show(question: ExplorerQuestion) -> None:
     """The page."""
     st.markdown("#### From a model's name to a number")
     st.markdown(_METHOD)
-    answer = answers.attempt(partial(answers.estimate, question), f"Working out {question.model}")
+    answer = waiting.attempt(partial(answers.estimate, question), f"Working out {question.model}")
     if answer is None:
         return
     rows = phase_rows(answer.timeline, answer.peak_at)

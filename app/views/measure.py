@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import streamlit as st
 
-from memest.app import answers
+from memest.app import waiting
 from memest.app.campaign_run import (
     CampaignRun,
     campaign_words,
@@ -115,7 +115,7 @@ def _watch() -> None:
         st.rerun()
         return
     done = run.cases_over
-    words = f"{run.name}: {done} of {run.total} cases, {answers.duration(run.seconds)}"
+    words = f"{run.name}: {done} of {run.total} cases, {waiting.duration(run.seconds)}"
     if run.stopped:
         words += "; stopping, what was measured is kept"
     elif left := _time_left(run):
@@ -147,7 +147,7 @@ def _lines(run: CampaignRun) -> None:
 
 def _outcome(run: CampaignRun, go_and_fit: Callable[[], None]) -> None:
     """What became of the last campaign."""
-    cases = f"{run.cases_over} of {run.total} cases in {answers.duration(run.seconds)}"
+    cases = f"{run.cases_over} of {run.total} cases in {waiting.duration(run.seconds)}"
     if run.stopped:
         text = f"{run.name} was stopped after {cases}: these are kept. It goes on where it was."
         st.info(plain(text), icon=":material/stop_circle:")

@@ -8,7 +8,7 @@ from html import escape
 
 import streamlit as st
 
-from memest.app import answers
+from memest.app import answers, waiting
 from memest.app.asking import AXES, note_axis
 from memest.app.charts import breakdown_rows
 from memest.app.hero import hero, short_gpu
@@ -56,7 +56,7 @@ def show(question: ExplorerQuestion, draw_inputs: Callable[[], None]) -> None:
             therefore comes first, unless it is waited for.
     """
     pinned_answer = _pinned(draw_inputs)
-    answer = answers.attempt(
+    answer = waiting.attempt(
         partial(answers.estimate, question),
         f"Working out {question.model}",
         before_waiting=draw_inputs,
@@ -78,7 +78,7 @@ def show(question: ExplorerQuestion, draw_inputs: Callable[[], None]) -> None:
         _behind(question, answer)
     # last, for these take longer than the verdict
     _fill(cards, question)
-    full_answer = answers.attempt(
+    full_answer = waiting.attempt(
         partial(answers.estimate, question, max_batch=True), "Looking for the largest batch"
     )
     # not where each change would be traced or compiled
@@ -113,7 +113,7 @@ def _hero(question: ExplorerQuestion, answer: Estimate, pinned_answer: Estimate 
 
 def _fill(place: st.delta_generator.DeltaGenerator, question: ExplorerQuestion) -> None:
     """The strip of cards."""
-    cards = answers.attempt(partial(answers.cards, question), "Looking at common cards")
+    cards = waiting.attempt(partial(answers.cards, question), "Looking at common cards")
     if cards is not None and cards.fits:
         place.html(_strip(cards.fits, [find_gpu(name) for name in cards.unseen]))
 
@@ -165,7 +165,7 @@ def _pinned(draw_inputs: Callable[[], None]) -> Estimate | None:
     except MemestError as error:
         st.error(f"The pinned scenario: {plain(in_page_words(error))}")
         return None
-    answer = answers.attempt(
+    answer = waiting.attempt(
         partial(answers.estimate, pinned_question),
         f"Working out {pinned_question.model}",
         before_waiting=draw_inputs,

@@ -8,7 +8,7 @@ from typing import Any
 
 import streamlit as st
 
-from memest.app import answers
+from memest.app import answers, waiting
 from memest.app.charts import timeline_chart
 from memest.app.icicle import PART, icicle_chart, node_at
 from memest.app.labels import in_page_words
@@ -70,7 +70,7 @@ def suggestions_row(question: ExplorerQuestion, largest: str) -> None:
         question: that was asked.
         largest: the largest batch in words; empty where it was not looked for.
     """
-    found = answers.attempt(partial(answers.suggestions, question), "Looking for what makes it fit")
+    found = waiting.attempt(partial(answers.suggestions, question), "Looking for what makes it fit")
     if found is None:
         return
     head = "It fits with room" if found.verdict is Verdict.FITS else "What makes it fit"
@@ -280,7 +280,7 @@ def take_away(question: ExplorerQuestion) -> None:
     shell, python = st.tabs(["Command line", "Python"])
     shell.code(question.command_line(), language=None, wrap_lines=True)
     python.code(question.snippet(), language=None, wrap_lines=True)
-    full_answer = answers.attempt(
+    full_answer = waiting.attempt(
         partial(answers.estimate, question, max_batch=True), "Looking for the largest batch"
     )
     if full_answer is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ _HEADS = """ForCausalLM ForMaskedLM ForPreTraining ForSequenceClassification For
     ForQuestionAnswering ForMultipleChoice ForImageClassification ForSemanticSegmentation
     ForAudioClassification ForCTC""".split()
 """What architectures end with; the auto class has the same ending."""
+_LAYERS = re.compile(r"n_layers?|num_\w*layers|(en|de)coder_layers")
+"""Names of numbers of layers; a layer whose features are taken may well be the last but one, -2."""
 _SPEECH_TYPES = frozenset({"whisper", "speech_to_text", "moonshine", "speecht5"})
 
 
@@ -83,7 +86,8 @@ def check_config(
         notes for the user.
 
     Raises:
-        ModelLoadError: without a ``model_type``, or with code of its own that is not trusted.
+        ModelLoadError: without a ``model_type``, with fewer than no layers, or with code of its own
+            that is not trusted.
     """
     if "_class_name" in config and "model_type" not in config:
         raise ModelLoadError(
@@ -96,6 +100,10 @@ def check_config(
             f"{label} has no model_type, so transformers cannot know what to build: add one, for "
             'example "model_type": "llama", or give a factory, package.module:function'
         )
+    for name, value in config.items():
+        # Python counts down to nothing: transformers builds a model without layers
+        if _LAYERS.fullmatch(name) and isinstance(value, int) and value < 0:
+            raise ModelLoadError(f"{label}: {name} is {value}: a number of layers is 0 or more")
     if not config.get("auto_map") or trust_remote_code:
         return config, ()
     if model_type in model_types():

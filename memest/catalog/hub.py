@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ __all__ = ["CONFIG_NAME", "TIMEOUT_SECONDS", "fetch_config"]
 
 CONFIG_NAME = "config.json"
 TIMEOUT_SECONDS = 5.0
+_ERRNO = re.compile(r"^\[Errno -?\d+\]")
+"""A number that says nothing to people, before what the system says."""
 
 
 def _other_ways(ref: str) -> str:
@@ -98,9 +101,8 @@ def _explain(errors: Any, ref: str, error: Exception) -> Exception:
         )
     if code is not None:
         return _unknown(ref, f"the Hugging Face hub answered HTTP {code}")
-    return _unknown(
-        ref, f"the Hugging Face hub cannot be reached ({type(error).__name__}: {error})"
-    )
+    reason = _ERRNO.sub("", str(error)).strip() or type(error).__name__
+    return _unknown(ref, f"the Hugging Face hub cannot be reached: check the network ({reason})")
 
 
 def _download(hub: Any, ref: str) -> str:

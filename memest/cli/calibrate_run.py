@@ -204,15 +204,26 @@ def _matching(cases: Sequence[Case], only: str | None) -> list[Case]:
     return matching
 
 
+_BEFORE = "measured before, or being measured"
+
+
 @contextlib.contextmanager
 def _progress_lines(output: Output) -> Iterator[Callable[[Progress], None]]:
     """A line for each case, on a terminal also the one under way and the time left; on stderr."""
     if output.silent:
         yield lambda _: None
         return
+    skipped = 0
     with output.progress() as show:
 
         def tell(progress: Progress) -> None:
+            nonlocal skipped
+            skipped += progress.skipped
+            last = progress.number == progress.total
+            if skipped and (last or not progress.skipped):  # all in a row in one line
+                over = progress.number if progress.skipped else progress.number - 1
+                emit(f"{over}/{progress.total} cases: {skipped} {_BEFORE}")
+                skipped = 0
             _line(progress)
             if show is not None:
                 time_left = _time(progress.seconds_left)
@@ -260,7 +271,7 @@ def _sentence(summary: Summary) -> str:
     text = f"{environment.gpu}, torch {environment.torch}: "
     text += ", ".join(counts) if counts else "nothing new measured"
     if summary.num_skipped:
-        text += f"; {summary.num_skipped} were measured before, or are being measured"
+        text += f"; {summary.num_skipped} {_BEFORE}"
     if summary.num_left:
         text += f"; {summary.num_left} left for another time (--budget)"
     return f"{text}; {summary.seconds:.0f} s"

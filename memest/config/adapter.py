@@ -155,13 +155,16 @@ class Adapter:
         return {**out, _CAST: False} if self.autocast_adapter_dtype is False else out
 
 
-def read_adapter(source: Any, *, option: str = "--peft-config") -> Adapter:
+def read_adapter(
+    source: Any, *, option: str = "--peft-config", flags: Mapping[str, str] | None = None
+) -> Adapter:
     """An adapter from what people have of it.
 
     Args:
         source: a mapping as peft writes it to ``adapter_config.json``, the path of such a file or
             of its folder, one of peft's own configuration objects, or an :class:`Adapter`.
         option: how messages call it.
+        flags: how messages call single settings, by name: those that flags of their own give.
 
     Raises:
         ConfigError: it is none of these, or names a method or a value that cannot be.
@@ -180,7 +183,7 @@ def read_adapter(source: Any, *, option: str = "--peft-config") -> Adapter:
     }
     if method == "lora":
         settings.setdefault("r", _LORA_RANK)  # a size of the run, so that it is one of a family
-    _check(method, settings, option)
+    _check(method, settings, {name: f"{option}: {name}" for name in settings} | dict(flags or {}))
     try:
         text = _canonical(settings)
     except TypeError as error:
@@ -260,8 +263,14 @@ def _plain(value: Any) -> Any:
     return getattr(value, "value", value)
 
 
-def _check(method: str, settings: Mapping[str, Any], option: str) -> None:
-    """Refuse numbers that no adapter has; names are the configuration class's own business."""
+def _check(method: str, settings: Mapping[str, Any], names: Mapping[str, str]) -> None:
+    """Refuse numbers that no adapter has; names are the configuration class's own business.
+
+    Args:
+        method: of the adapter.
+        settings: to check.
+        names: what messages call each of them.
+    """
     for name in ("r", "init_r", "target_r", "num_virtual_tokens"):
         value = settings.get(name)
         low = 0 if (method, name) in {("oft", "r"), ("adalora", "r")} else 1
@@ -269,7 +278,7 @@ def _check(method: str, settings: Mapping[str, Any], option: str) -> None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= 1 << 20:
             raise ConfigError(
-                f"{option}: {name} {value!r} is out of range: it must be a whole number, {low} to "
+                f"{names[name]} {value!r} is out of range: it must be a whole number, {low} to "
                 f"{1 << 20:,}."
             )
     for name in ("lora_dropout", "module_dropout", "vera_dropout"):
@@ -278,14 +287,14 @@ def _check(method: str, settings: Mapping[str, Any], option: str) -> None:
             continue
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not number or not 0 <= value < 1:
-            raise ConfigError(f"{option}: {name} {value!r} is out of range: 0 to below 1.")
+            raise ConfigError(f"{names[name]} {value!r} is out of range: 0 to below 1.")
     alpha = settings.get("lora_alpha")
     if alpha is not None and (
         isinstance(alpha, bool)
         or not isinstance(alpha, (int, float))
         or not abs(alpha) <= sys.float_info.max
     ):
-        raise ConfigError(f"{option}: lora_alpha {alpha!r} is not a number.")
+        raise ConfigError(f"{names['lora_alpha']} {alpha!r} is not a number.")
     if method in VIRTUAL_TOKENS and not settings.get("num_virtual_tokens"):
         raise ConfigError(
             f"{METHODS.get(method, method)} needs the number of its tokens: add "

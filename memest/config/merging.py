@@ -254,7 +254,10 @@ def _merge_adapter(values: dict[str, Any], base: Setup | None) -> None:
             )
         config = {"peft_type": str(method)}
     config |= _adapter_config(given_parts, str(config["peft_type"]))
-    values["adapter"] = read_adapter(config, option="--peft")
+    flags = {name: _FLAGS[name] for name in given_parts if name in _FLAGS}
+    if "lora_r" in flags:
+        flags |= dict.fromkeys(("r", "init_r"), flags["lora_r"])
+    values["adapter"] = read_adapter(config, option="--peft", flags=flags)
 
 
 def _adapter_config(parts: dict[str, Any], peft_type: str) -> dict[str, Any]:

@@ -9,13 +9,21 @@ from html import escape
 
 from memest.units import GIB, MIB, format_size
 
-__all__ = ["Point", "against_measured", "error_plot", "error_words"]
+__all__ = [
+    "CORRECTED",
+    "GRID",
+    "INK",
+    "Point",
+    "against_measured",
+    "error_plot",
+    "error_words",
+]
 
 RAW, CORRECTED = "#d55e00", "#0072b2"
 """Orange and blue, told apart by colour-blind readers; shapes differ as well."""
 _WIDTH, _HEIGHT = 640, 360
 _LEFT, _RIGHT, _TOP, _BOTTOM = 86, 16, 34, 46
-_INK, _GRID = "#1f2328", "#d0d7de"
+INK, GRID = "#1f2328", "#d0d7de"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +98,10 @@ def against_measured(points: Sequence[Point], title: str) -> str:
     x = _sizes([v for p in points for v in (p.measured, p.raw, p.corrected) if v])
     y = _Axis(x.low, x.high, _HEIGHT - _BOTTOM, _TOP)
     shapes = _size_ticks(x)
-    shapes += [_line_at(y.at(math.log2(tick)), format_size(tick)) for tick in _ticks(x)]
+    shapes += [_line_at(y.at(math.log2(tick)), _size(tick)) for tick in _ticks(x)]
     shapes.append(
         f'<line x1="{x.start:.1f}" y1="{y.start:.1f}" x2="{x.stop:.1f}" y2="{y.stop:.1f}" '
-        f'stroke="{_INK}" stroke-dasharray="4 3"/>'
+        f'stroke="{INK}" stroke-dasharray="4 3"/>'
     )
     for p in points:
         heights = [y.at(math.log2(max(v, 1))) for v in (p.raw, p.best)]
@@ -128,6 +136,11 @@ def _round_size(size: float) -> int:
     return max(round(size / unit) * unit, 1)
 
 
+def _size(tick: int) -> str:
+    """A size on an axis: ``16 GiB``."""
+    return format_size(tick).replace(".00 ", " ")
+
+
 def _nice(step: float) -> float:
     power = 10 ** math.floor(math.log10(step))
     return float(power * next(n for n in (1, 2, 5, 10) if n * power >= step * 0.999))
@@ -139,20 +152,20 @@ def _size_ticks(x: _Axis) -> list[str]:
         at = x.at(math.log2(tick))
         lines.append(
             f'<line x1="{at:.1f}" y1="{_TOP}" x2="{at:.1f}" y2="{_HEIGHT - _BOTTOM}" '
-            f'stroke="{_GRID}"/>{_words(at, _HEIGHT - _BOTTOM + 16, format_size(tick), "middle")}'
+            f'stroke="{GRID}"/>{_words(at, _HEIGHT - _BOTTOM + 16, _size(tick), "middle")}'
         )
     return lines
 
 
 def _line_at(height: float, text: str, *, strong: bool = False) -> str:
-    colour = _INK if strong else _GRID
+    colour = INK if strong else GRID
     return (
         f'<line x1="{_LEFT}" y1="{height:.1f}" x2="{_WIDTH - _RIGHT}" y2="{height:.1f}" '
         f'stroke="{colour}"/>{_words(_LEFT - 6, height + 4, text, "end")}'
     )
 
 
-def _words(x: float, y: float, text: str, anchor: str, colour: str = _INK) -> str:
+def _words(x: float, y: float, text: str, anchor: str, colour: str = INK) -> str:
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="11" text-anchor="{anchor}" '
         f'fill="{colour}">{escape(text)}</text>'

@@ -32,7 +32,7 @@ def test_a_warm_question_does_not_wait_for_a_trace_of_the_same_model() -> None:
     cold = ExplorerQuestion.of(
         MODEL, {"batch": 2, "seq_len": 32, "gpu": ("t4",), "precision": "fp16"}
     )
-    lock = answers._shared_state().lock(MODEL)
+    lock = answers._lock(MODEL)
     with lock:  # another session traces this model
         assert started(lambda: answers.estimate(warm)).wait(120)
         waiting = started(lambda: answers.estimate(cold))
@@ -56,3 +56,29 @@ def test_what_options_imply_is_shown_and_can_be_chosen_away() -> None:
     preference = ExplorerQuestion.of("gpt2", {"method": "dpo"})
     assert dict(preference.options)["dtype"] == "float32"
     assert preference.with_options(dtype="auto").setup.dtype == "auto"
+
+
+def test_what_others_imply_goes_with_them() -> None:
+    plain = ExplorerQuestion.of("gpt2", {"batch": 2})
+    assert plain.with_options(method="dpo").with_options(method="supervised") == plain
+    assert plain.with_method("QLoRA").with_method("Full") == plain
+    one = plain.with_options(method="dpo").with_method("QLoRA")
+    assert one == plain.with_method("QLoRA").with_options(method="dpo")  # whichever comes first
+    assert "dtype" not in dict(one.options)
+    asked_for = plain.with_options(checkpointing="full").with_method("QLoRA").with_method("Full")
+    assert dict(asked_for.options)["checkpointing"] == "full"
+    link = plain.with_method("QLoRA").with_options(checkpointing="none")
+    assert link.given["checkpointing"] == "none"
+    assert ExplorerQuestion.of("gpt2", link.given) == link
+
+
+@pytest.mark.slow
+def test_a_change_frees_what_was_told() -> None:
+    options = {"method": "dpo", "batch": 64, "seq_len": 128, "gpu_memory": "1GiB"}
+    question = ExplorerQuestion.of("gpt2?n_layer=2&n_embd=128&n_head=2", options)
+    found = answers.suggestions(question).changes
+    assert found
+    before = answers.estimate(question).peak.device_bytes
+    for change in found:
+        changed = answers.estimate(question.with_options(**dict(change.options)))
+        assert before - changed.peak.device_bytes == change.gain_bytes, change.arguments

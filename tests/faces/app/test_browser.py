@@ -1,12 +1,8 @@
 """The explorer in a real browser: inputs, verdict, a shared link, a download."""
 
 import os
-import shutil
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,64 +15,26 @@ pytest.importorskip("streamlit")
 
 from memest.app.main import PAGES
 from memest.units import format_size
+from support.app_browser import BROWSER, PATIENCE_MS, opened_browser, reads, served
 
 playwright_api = pytest.importorskip("playwright.sync_api")
 
-BROWSER = next(
-    (path for name in ("chromium", "chromium-browser") if (path := shutil.which(name))), None
-)
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine"),
 ]
-PATIENCE_MS = 90_000
 
 
 @pytest.fixture(scope="module")
 def explorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("explorer")
-    said = folder / "stderr.txt"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "memest", "app", "--no-browser", "--port", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=said.open("w"),
-        env={**os.environ, "MEMEST_HOME": str(folder), "MEMEST_CACHE": str(folder / "cache")},
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(120):
-            try:
-                with urllib.request.urlopen(f"{url}/_stcore/health"):
-                    break
-            except OSError:
-                time.sleep(0.5)
+    with served(tmp_path_factory.mktemp("explorer")) as url:
         yield url
-    finally:
-        server.terminate()
-        server.wait(30)
-    # Streamlit tells of a socket that its browser closed while it was opened: no fault of ours
-    ours = Path(memest.__file__).parent
-    told = said.read_text()
-    frames = [line for line in told.splitlines() if line.lstrip().startswith("File ")]
-    blamed = [line for line in frames if f'"{ours}/' in line or f'"{ours.parent}/app/' in line]
-    assert not blamed, told
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright_api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+    with opened_browser() as found:
         yield found
-        found.close()
-
-
-def reads(page: Any, text: str) -> None:
-    """Wait for a text of the page's main part."""
-    main = page.get_by_test_id("stMain")
-    main.get_by_text(text).first.wait_for(timeout=PATIENCE_MS)
 
 
 def stands(page: Any) -> None:
@@ -202,6 +160,25 @@ def test_back_leads_to_the_question_before(explorer: str, browser: Any) -> None:
     verdict_is(page, "Fits")
     playwright_api.expect(batch).to_have_value("8", timeout=PATIENCE_MS)  # drawn after the verdict
     assert "precision=bf16" in page.url
+    page.close()
+
+
+def test_one_step_back_leads_to_the_map_whose_cell_was_clicked(explorer: str, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(f"{explorer}/fit-map?model=bert-large-uncased&gpu=t4&metric=allocated&seq_lens=128")
+    reads(page, "7 points of bert-large-uncased")
+    reads(page, "The largest batch at each length")
+    is_drawn(page)
+    chart = page.locator(".stVegaLiteChart canvas, .stVegaLiteChart svg").first
+    chart.scroll_into_view_if_needed()
+    place = chart.bounding_box()
+    page.mouse.click(place["x"] + place["width"] / 2, place["y"] + place["height"] / 3)
+    verdict_is(page, "Fits")
+    url_has(page, "seq_len=128")
+    page.go_back()
+    reads(page, "7 points of bert-large-uncased")
+    assert page.url.startswith(f"{explorer}/fit-map?")
+    url_has(page, "metric=allocated")
     page.close()
 
 

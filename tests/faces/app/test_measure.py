@@ -95,7 +95,7 @@ def test_a_campaign_is_stopped_and_goes_on_where_it_was(open_page: Open) -> None
     assert again is not run
     wait_until(lambda: not again.under_way)
     assert statuses().count(Status.OK) == 4
-    assert not any(line.startswith("1/4") for line in again.lines)  # not measured twice
+    assert "1/4 cases: 1 measured before, or being measured" in again.lines  # not measured twice
     app.run()
     assert "4 of 4 cases" in app.success[0].value
     app.button(key="fit_it").click().run()
@@ -142,7 +142,7 @@ def test_a_campaign_that_cannot_start_says_why(
 
 def test_a_fit_is_stopped(open_page: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn")
-    from memest.app import answers
+    from memest.app import waiting
     from memest.calibration.exchange import export_records
     from support.simulated_runs import simulate
 
@@ -153,7 +153,7 @@ def test_a_fit_is_stopped(open_page: Open, monkeypatch: pytest.MonkeyPatch) -> N
     stops: list[threading.Event] = []
 
     def slow_pair(measurement):
-        stops.append(answers._shared_state().listener.stop)
+        stops.append(waiting._listener.stop)
         predicted.append(measurement.run)
         if len(predicted) == 2:  # as the button does it
             stops[0].set()

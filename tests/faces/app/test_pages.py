@@ -11,7 +11,8 @@ from memest.calibration.fitting.example import example_pairs
 from memest.calibration.fitting.fit import fit_calibration
 from memest.events import Category, Phase
 from memest.files.code_digest import made_with
-from support.app_page import Open, metrics, texts
+from memest.units import format_size
+from support.app_page import Open, metrics, texts, verdict
 
 
 @pytest.mark.slow(
@@ -95,6 +96,9 @@ def test_advise_ranks_plans(open_page: Open) -> None:
     found = memest.advise("bert-large-uncased", gpu="t4", effective_batch=32, precision="fp32")
     assert len(app.dataframe[0].value) == len(found.plans)
     assert "first that is named" in texts(app)
+    assert verdict(app) == "Fits"
+    size = format_size(found.plans[0].estimate.peak.device_bytes)
+    assert texts(app).count(size) == 1  # why it is the plan; the verdict does not say it again
     assert "--effective-batch 32" in app.code[-1].value
     app.toggle(key="any_precision").set_value(True).run()
     assert not app.exception

@@ -5,10 +5,11 @@ from collections.abc import Callable
 import pytest
 
 import memest
-from memest.app import answers, asking
+from memest.app import answers, asking, waiting
 from memest.app.link import read_question
 from memest.app.presets import DEFAULT_QUESTION, PRESETS
 from memest.app.question import ExplorerQuestion
+from memest.app.trust import trust_words
 from memest.app.views import what_if
 from memest.errors import MemestError
 from memest.units import format_delta, format_size
@@ -41,6 +42,21 @@ def test_a_first_visit_sees_a_question_its_verdict_and_the_three_peaks(open_page
     assert "… not looked at" in hero(app)
     assert not app.dataframe[0].value.empty
     assert app.query_params["model"] == question.model
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"fsdp": "full_shard", "num_gpus": 2}, "published runs on several GPUs"),
+        ({"method": "dpo"}, "No published run of this kind (a preference method)"),
+        ({"torch_compile": True}, "No published run of this kind (compiled)"),
+        ({"fp16": True, "bf16": True}, "published runs on one GPU,"),
+    ],
+)
+def test_no_accuracy_is_claimed_for_a_kind_that_nobody_measured(
+    options: dict[str, object], said: str
+) -> None:
+    assert said in trust_words(ExplorerQuestion.of("gpt2", options))
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -365,18 +381,18 @@ def test_the_inputs_stand_while_an_answer_is_waited_for_or_refused(
         time.sleep(0.2)
         raise MemestError("no answer")
 
-    monkeypatch.setattr(answers, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(waiting, "QUIET_SECONDS", 0.0)
     monkeypatch.setattr(answers, "estimate", slow)
     monkeypatch.setattr(asking, "_five", lambda *_: seen.append("inputs"))
-    show = answers._show_progress
+    show = waiting._show_progress
     monkeypatch.setattr(
-        answers,
+        waiting,
         "_show_progress",
         lambda *given, **more: (seen.append("wait"), show(*given, **more)),
     )
     app.number_input(key="batch").set_value(4).run()
     assert seen == ["inputs", "wait"]
-    monkeypatch.setattr(answers, "QUIET_SECONDS", 5.0)
+    monkeypatch.setattr(waiting, "QUIET_SECONDS", 5.0)
     seen.clear()
     app.run()
     assert seen == ["inputs"]
@@ -522,3 +538,17 @@ def test_the_snippet_is_python_that_answers() -> None:
     answer = space["answer"]
     assert isinstance(answer, memest.Estimate)
     assert answer.to_json() == memest.estimate(MODEL, question.setup, gpu="a100-40gb").to_json()
+
+
+def test_a_chip_of_what_others_imply_is_taken_away_and_stays_away(open_page: Open) -> None:
+    app = open_page(model="gpt2", method="dpo", gpu="t4", tab="Take it along")
+    assert "float32" in app.button(key="drop dtype").label
+    assert command(app) == "memest estimate gpt2 --method dpo --gpu t4"  # as it was given
+    assert "dtype" not in app.query_params
+    app.button(key="drop dtype").click().run()
+    assert "--dtype auto" in command(app)
+    assert app.query_params["dtype"] == "auto"
+    app.button(key="drop dtype").click().run()  # implied again
+    assert "float32" in app.button(key="drop dtype").label
+    app.selectbox(key="trained_for").set_value("supervised").run()
+    assert command(app) == "memest estimate gpt2 --gpu t4"

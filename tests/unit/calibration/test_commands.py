@@ -7,11 +7,17 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from memest.calibration.case import Case
+from memest.calibration.running.runner import Progress
+from memest.cli.calibrate_run import _progress_lines
 from memest.cli.main import run
+from memest.config.setup import Setup
 from support.paths import ROOT
 
 SMALL = {"seq_len": 16, "dtype": "float32"}
@@ -55,6 +61,23 @@ def test_run_says_what_became_of_every_case(measured):
     assert done.stdout.splitlines()[0].startswith("cpu, torch 2.")
     assert "4 measured, 1 failed" in done.stdout
     assert str(folder / "runs.db") in done.stdout
+
+
+def test_cases_that_were_measured_before_are_one_line(capsys):
+    def told(*skipped):
+        output = SimpleNamespace(silent=False, progress=lambda: nullcontext(None))
+        case = Case(model="some", setup=Setup())
+        with _progress_lines(output) as tell:
+            for number, over in enumerate(skipped, start=1):
+                tell(Progress(number, len(skipped), case, skipped=over))
+        return capsys.readouterr().err.splitlines()
+
+    assert told(True, True, False, True) == [
+        "2/4 cases: 2 measured before, or being measured",
+        "4/4 cases: 1 measured before, or being measured",
+    ]
+    assert told(True, True) == ["2/2 cases: 2 measured before, or being measured"]
+    assert told(False, False) == []
 
 
 @pytest.mark.slow

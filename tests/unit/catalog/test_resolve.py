@@ -89,6 +89,7 @@ class TestFile:
             ("[" * 100_000, "nested too deeply|not valid JSON"),
             ({"hidden_size": 8}, "has no model_type"),
             ({"model_type": 3}, "has no model_type"),
+            ({"model_type": "gpt2", "n_layer": -1}, "n_layer is -1: a number of layers"),
             ({"model_type": ""}, "has no model_type"),
             ({"_class_name": "UNet2DConditionModel"}, "diffusers"),
         ],
@@ -246,8 +247,9 @@ class TestHub:
         [
             (hub_errors.OfflineModeIsEnabled("x"), UnknownModelError, "HF_HUB_OFFLINE is set"),
             (hub_errors.LocalEntryNotFoundError("x"), UnknownModelError, "cannot be reached"),
-            (ConnectionError("no route"), UnknownModelError, "cannot be reached .*no route"),
+            (ConnectionError("no route"), UnknownModelError, "cannot be reached: .*no route"),
             (TimeoutError("slow"), UnknownModelError, "cannot be reached"),
+            (OSError("[Errno -2] no name"), UnknownModelError, r"check the network \(no name\)"),
             (status_error(hub_errors.GatedRepoError, 403), ModelLoadError, "gated.*HF_TOKEN"),
             (
                 status_error(hub_errors.RepositoryNotFoundError, 401),

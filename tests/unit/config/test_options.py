@@ -266,3 +266,18 @@ def test_trl_loads_a_model_by_name_in_float32(options, dtype):
 )
 def test_peft_prepares_a_base_of_4_bits_with_checkpointing(options, checkpointing):
     assert setup_from_options(qlora=True, **options).checkpointing == checkpointing
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"lora_r": 0}, r"^--lora-r 0 is out of range: it must be a whole number, 1 to"),
+        ({"peft": "adalora", "lora_r": 0}, r"^--lora-r 0 is out of range"),
+        ({"lora_r": 4, "lora_dropout": 2.0}, r"^--lora-dropout 2.0 is out of range"),
+        ({"peft": "lora", "peft_args": ("r=0",)}, r"^--peft: r 0 is out of range"),
+        ({"adapter": '{"peft_type": "LORA", "r": 0}'}, r"^--peft-config: r 0 is out of range"),
+    ],
+)
+def test_a_wrong_number_of_adapters_is_called_by_the_flag_that_gave_it(options, said):
+    with pytest.raises(ConfigError, match=said):
+        setup_from_options(**options)

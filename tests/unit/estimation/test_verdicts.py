@@ -146,13 +146,13 @@ def test_a_range_that_is_a_librarys_choice_is_no_close_call():
 
 
 def test_every_face_has_every_verdict():
-    from memest.app.theme import VERDICT_COLOURS, VERDICT_ICONS
+    from memest.app.theme import VERDICT_INKS
     from memest.report import html
     from memest.report.heatmap import HeatMark
     from memest.report.terminal import VERDICT_STYLES
 
     words = {verdict.value for verdict in Verdict}
-    assert words == set(VERDICT_COLOURS) == set(VERDICT_ICONS)
+    assert words == set(VERDICT_INKS)
     assert set(Verdict) == set(VERDICT_STYLES) == set(html.VERDICT_COLOURS)
     assert all(HeatMark.of(verdict) in HeatMark for verdict in Verdict)
 
