@@ -28,11 +28,6 @@ def _has_losses_of(log_probs: LogProbs, method: Method) -> bool:
     )
 
 
-def _writes_itself(s: TrainingOptions) -> bool:
-    """Whether the trained model writes the completions that it learns from."""
-    return s.method.generates and (s.rollouts is None or s.rollouts.engine is Engine.MODEL)
-
-
 METHOD_PAIRS = (
     Pair(
         "method supervised",
@@ -105,21 +100,17 @@ METHOD_PAIRS = (
         "method",
         "--zero {s.distributed.zero} with --grad-accum and completions by the model itself",
         lambda s: (
-            s.method.writes_pairs and s.distributed.zero and s.grad_accum > 1 and _writes_itself(s)
+            s.method.writes_pairs
+            and s.distributed.zero
+            and s.grad_accum > 1
+            and s.writes_completions
         ),
         "they are written beside the gradients that DeepSpeed keeps of earlier micro-steps",
     ),
     Pair(
         "method",
-        "--zero 3",
-        lambda s: s.distributed.zero == 3 and s.method.generates,
-        "what scores completions changes what DeepSpeed gathers ahead in the step; --zero 2 is "
-        "priced, and --fsdp full_shard with --engine vllm or server",
-    ),
-    Pair(
-        "method",
         "--fsdp {s.distributed.fsdp} with completions by the model itself",
-        lambda s: s.distributed.strategy is Strategy.FSDP and _writes_itself(s),
+        lambda s: s.distributed.strategy is Strategy.FSDP and s.writes_completions,
         "every token gathers the weights anew; --engine vllm and server are priced",
     ),
     Pair(

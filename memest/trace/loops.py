@@ -299,10 +299,15 @@ def _both_models(
 
 def _score_completions(run: TrainingLoop, inputs: Batch) -> None:
     """What TRL asks the model and the reference of completions, before the step that learns."""
-    objective = run.objective
+    objective, setup = run.objective, run.setup
     assert objective is not None
+    _, reference = _both_models(run, objective)
     with objective.recomputing_nothing():
-        score_completions(prepare_model(run), objective.reference, inputs)
+        score_completions(
+            prepare_model(run) if setup.scores_own_completions else None,
+            reference if setup.has_reference else None,
+            inputs,
+        )
 
 
 # -- Lightning's Trainer --------------------------------------------------------------------------
