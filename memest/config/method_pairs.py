@@ -10,7 +10,6 @@ from memest.config.kinds import LogProbs, Loop, Method, Strategy, Task
 from memest.config.pair import Pair
 from memest.config.quantization import Format
 from memest.config.rollouts import Engine
-from memest.config.training_options import TrainingOptions
 
 __all__ = ["METHOD_PAIRS"]
 
@@ -112,6 +111,19 @@ METHOD_PAIRS = (
         "--fsdp {s.distributed.fsdp} with completions by the model itself",
         lambda s: s.distributed.strategy is Strategy.FSDP and s.writes_completions,
         "every token gathers the weights anew; --engine vllm and server are priced",
+    ),
+    Pair(
+        "method",
+        "--zero 3 with adapters on a quantised base and --engine {s.rollouts.engine}",
+        lambda s: (
+            s.distributed.zero == 3
+            and s.method.generates
+            and not s.writes_completions
+            and s.adapter is not None
+            and s.quantization is not None
+        ),
+        "TRL gathers the base and merges adapters into what is quantised, which was not checked; "
+        "--engine model and --zero 2 are priced",
     ),
     Pair(
         "method",

@@ -37,7 +37,7 @@ from memest.readers.training_arguments import (
     read_script_spellings,
     read_sharding,
 )
-from memest.readers.values import Bounded, Either, KeyOrigin, Level
+from memest.readers.values import Bounded, Either, KeyOrigin, Level, Saving
 
 __all__ = ["predefined_config", "read_trl"]
 
@@ -234,6 +234,9 @@ def _rollouts(keys: DocumentKeys, *, writes_pairs: bool) -> None:
     if keys.on("use_vllm"):
         shares = str(keys.scalar("vllm_mode") or "colocate").lower() == "colocate"
         keys.set("engine", "vllm" if shares else "server", "use_vllm")
+    elif keys.document.get("ds3_gather_for_generation") is False:
+        why = "ZeRO-3 gathers module by module for every token then; all at once is priced"
+        keys.miss("ds3_gather_for_generation", Saving(why))
     if not writes_pairs:
         keys.set_from("beta", Key("kl_beta", "scalar"))
         keys.set_from("steps_per_generation", Key("steps_per_generation", "whole"))

@@ -165,6 +165,10 @@ FILES = {
         {"model_name_or_path": LLAMA, "num_generations": 8, "use_liger_loss": False},
         {"method": "grpo", "use_liger_kernel": None}, "", "",
     ),
+    "trl grpo by the model itself, whose weights ZeRO-3 gathers token by token": (
+        {"model_name_or_path": LLAMA, "num_generations": 8, "ds3_gather_for_generation": False},
+        {"method": "grpo"}, "", "module by module for every token",
+    ),
     "trl grpo under FSDP": (
         {"model_name_or_path": LLAMA, "num_generations": 8, "use_vllm": True, "num_gpus": 4,
          "fsdp": "full_shard"},
