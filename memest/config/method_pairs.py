@@ -178,7 +178,7 @@ METHOD_PAIRS = (
     Pair(
         "method",
         "a quantised base",
-        lambda s: s.quantization is not None and s.method.makes_all_logits,
+        lambda s: s.quantization is not None and s.method.writes_pairs,
         "TRL then makes norms and head of other dtypes",
     ),
     Pair(

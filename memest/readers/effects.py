@@ -230,7 +230,7 @@ def _settle_method(
         (sharing_option, f"beside --{sharing_option}"),
         *_sharded_otherwise(acting, method, fsdp=fsdp, zero=zero),
         (compiled, "together with torch.compile"),
-        (quantised and method.makes_all_logits, "on a quantised base"),
+        (quantised and method.writes_pairs, "on a quantised base"),
     ):
         if applies:
             words = METHODS["dpo" if method is Method.IPO else method.value]

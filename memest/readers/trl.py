@@ -39,8 +39,10 @@ from memest.readers.training_arguments import (
 )
 from memest.readers.values import Bounded, Either, KeyOrigin, Level, Saving
 
-__all__ = ["predefined_config", "read_trl"]
+__all__ = ["PREPARING", "predefined_config", "read_trl"]
 
+PREPARING = ("orpo", "cpo", "bco")
+"""Trainers that have peft prepare a quantised base before they put adapters beside it."""
 _PRESENT_RELEASE = (1, 16)
 _KEYS_OF_METHODS = {
     "rloo": "normalize_advantages reward_clip_range",
@@ -106,11 +108,12 @@ def read_trl(keys: DocumentKeys, *, method: str | None = None, own_loss: bool = 
     trainer = _method_of(keys) if method is None else method
 
     def note_method(keys: DocumentKeys) -> None:
-        if keys.value_of("prepare_kbit") is not None and keys.value_of("peft") is not None:
+        quantised = keys.value_of("prepare_kbit") is not None
+        if quantised and trainer in PREPARING:
+            keys.default("prepare_kbit", True, f"{trainer.upper()}Trainer prepares it")
+        elif quantised and keys.value_of("peft") is not None:
             why = "adapters beside a quantised base are made so"
             keys.default("cast_weights", ("trainable=bfloat16",), why)
-        if trainer in ("orpo", "cpo", "bco") and keys.value_of("prepare_kbit") is not None:
-            keys.default("prepare_kbit", True, f"{trainer.upper()}Trainer prepares it")
         if trainer in PRICED_METHODS:
             _preference(keys, trainer)
         elif trainer != "sft":
