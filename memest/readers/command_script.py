@@ -67,8 +67,8 @@ def read_script_command(
     if framework is not None and file_format is None:
         raise ConfigError(
             f"the launch command: {program} is {framework}'s, whose runs memest does not read: "
-            "what it trains, asks and gathers is its own. The same by TRL is priced: memest estimate "
-            "MODEL --method dpo or grpo, with --batch, --seq-len and --num-gpus."
+            "what it trains, asks and gathers is its own. The same by TRL is priced: memest "
+            "estimate MODEL --method dpo or grpo, with --batch, --seq-len and --num-gpus."
         )
     file, origin = file_among(arguments, positionals)
     readings: list[DocumentReading] = []
