@@ -263,6 +263,26 @@ def test_trl_computes_the_same(options):
     assert _large(ours) == _large(theirs)
 
 
+@contextmanager
+def _trl_by_ipo(model, setup):
+    """TRL's own step of online DPO with another loss of a pair."""
+    with _trl(model, setup) as theirs:
+        trainer, _ = theirs.step.args
+        trainer.args.loss_type = "ipo"
+        yield theirs
+
+
+@pytest.mark.parametrize("options", [{}, LORA], ids=("full", "lora"))
+def test_ipo_takes_of_online_dpo_what_its_default_does(options):
+    """But for a number for each pair, and another one."""
+    ours = _events({"method": "online-dpo", **options})
+    with mock.patch.object(session, "objective_of", _trl_by_ipo):
+        theirs = _events({"method": "online-dpo", **options})
+
+    assert _large(ours) == _large(theirs)
+    assert ours != theirs
+
+
 def _large(events):
     """Without single numbers, whose order of death is no matter."""
     return [event for event in events if event[0] == MARK or event[1] > 64]
