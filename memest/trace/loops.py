@@ -299,15 +299,11 @@ def _both_models(
 
 def _score_completions(run: TrainingLoop, inputs: Batch) -> None:
     """What TRL asks the model and the reference of completions, before the step that learns."""
-    objective, setup = run.objective, run.setup
-    assert objective is not None
-    _, reference = _both_models(run, objective)
-    with objective.recomputing_nothing():
-        score_completions(
-            prepare_model(run) if setup.scores_own_completions else None,
-            reference if setup.has_reference else None,
-            inputs,
-        )
+    assert run.objective is not None
+    model = prepare_model(run) if run.setup.scores_own_completions else None
+    reference = _both_models(run, run.objective)[1] if run.setup.has_reference else None
+    with run.objective.recomputing_nothing():
+        score_completions(model, reference, inputs)
 
 
 # -- Lightning's Trainer --------------------------------------------------------------------------
