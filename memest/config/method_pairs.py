@@ -10,7 +10,6 @@ from memest.config.kinds import LogProbs, Loop, Method, Strategy, Task
 from memest.config.pair import Pair
 from memest.config.quantization import Format
 from memest.config.rollouts import Engine
-from memest.config.training_options import TrainingOptions
 
 __all__ = ["METHOD_PAIRS"]
 
@@ -26,11 +25,6 @@ def _has_losses_of(log_probs: LogProbs, method: Method) -> bool:
     return method in (Method.DPO, Method.IPO, Method.ORPO, Method.SIMPO) or (
         method is Method.CPO and log_probs is LogProbs.LOGITS
     )
-
-
-def _writes_itself(s: TrainingOptions) -> bool:
-    """Whether the trained model writes the completions that it learns from."""
-    return s.method.generates and (s.rollouts is None or s.rollouts.engine is Engine.MODEL)
 
 
 METHOD_PAIRS = (
@@ -105,22 +99,31 @@ METHOD_PAIRS = (
         "method",
         "--zero {s.distributed.zero} with --grad-accum and completions by the model itself",
         lambda s: (
-            s.method.writes_pairs and s.distributed.zero and s.grad_accum > 1 and _writes_itself(s)
+            s.method.writes_pairs
+            and s.distributed.zero
+            and s.grad_accum > 1
+            and s.writes_completions
         ),
         "they are written beside the gradients that DeepSpeed keeps of earlier micro-steps",
     ),
     Pair(
         "method",
-        "--zero 3",
-        lambda s: s.distributed.zero == 3 and s.method.generates,
-        "what scores completions changes what DeepSpeed gathers ahead in the step; --zero 2 is "
-        "priced, and --fsdp full_shard with --engine vllm or server",
+        "--fsdp {s.distributed.fsdp} with completions by the model itself",
+        lambda s: s.distributed.strategy is Strategy.FSDP and s.writes_completions,
+        "every token gathers the weights anew; --engine vllm and server are priced",
     ),
     Pair(
         "method",
-        "--fsdp {s.distributed.fsdp} with completions by the model itself",
-        lambda s: s.distributed.strategy is Strategy.FSDP and _writes_itself(s),
-        "every token gathers the weights anew; --engine vllm and server are priced",
+        "--zero 3 with adapters on a quantised base and --engine {s.rollouts.engine}",
+        lambda s: (
+            s.distributed.zero == 3
+            and s.method.generates
+            and not s.writes_completions
+            and s.adapter is not None
+            and s.quantization is not None
+        ),
+        "TRL gathers the base and merges adapters into what is quantised, which was not checked; "
+        "--engine model and --zero 2 are priced",
     ),
     Pair(
         "method",
@@ -175,7 +178,7 @@ METHOD_PAIRS = (
     Pair(
         "method",
         "a quantised base",
-        lambda s: s.quantization is not None and s.method.makes_all_logits,
+        lambda s: s.quantization is not None and s.method.writes_pairs,
         "TRL then makes norms and head of other dtypes",
     ),
     Pair(

@@ -34,7 +34,7 @@ from memest.config.option import Kind, Panel, legal_values, option
 from memest.config.parallelism import ONE_GPU, Distributed, Strategy
 from memest.config.quantization import Quantization
 from memest.config.release_defaults import PREPARED, release_default
-from memest.config.rollouts import Rollouts
+from memest.config.rollouts import Engine, Rollouts
 from memest.config.software import Software
 
 __all__ = [
@@ -546,6 +546,24 @@ class TrainingOptions:
             return False
         fused = self.method.has_reference and self.log_probs is LogProbs.FUSED
         return self.method.generates or fused
+
+    @property
+    def writes_completions(self) -> bool:
+        """Whether the trained model itself writes the completions that it learns from."""
+        rollouts = self.rollouts
+        return self.method.generates and (rollouts is None or rollouts.engine is Engine.MODEL)
+
+    @property
+    def scores_own_completions(self) -> bool:
+        """Whether the model is asked what it said when it wrote, before the step.
+
+        RLOO always asks; GRPO where an engine wrote, to correct for it
+        (``vllm_importance_sampling_correction``), or where a step learns from completions that were
+        written before the last update.
+        """
+        return self.method is Method.RLOO or (
+            self.method is Method.GRPO and not self.writes_completions
+        )
 
     @property
     def head_is_gathered_by_loss(self) -> bool:

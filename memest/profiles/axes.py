@@ -113,7 +113,9 @@ def traced_setup(request: Setup) -> Setup:
     if request.head_is_gathered_by_loss:
         in_full = request.computes_in_half and request.loaded_dtype is Dtype.FLOAT32
         distributed = replace(distributed, gathers_head="float32" if in_full else "own")
-    if request.method.generates and request.distributed.strategy is Strategy.FSDP:
+    if request.method.generates and (
+        request.distributed.strategy is Strategy.FSDP or request.distributed.zero == 3
+    ):
         distributed = replace(distributed, scores_completions=True)
     out = replace(request, distributed=distributed)
     if request.computes_in_half:

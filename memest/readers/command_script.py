@@ -36,6 +36,7 @@ from memest.readers.trl import read_trl
 from memest.readers.values import (
     Bounded,
     DocumentReading,
+    Either,
     KeyOrigin,
     Level,
     Saving,
@@ -43,6 +44,9 @@ from memest.readers.values import (
 )
 
 __all__ = ["read_script_command"]
+
+_UNREAD = {"verl": "verl", "openrlhf": "OpenRLHF"}
+"""Frameworks of preferences and rewards that have no reader, by the package that is started."""
 
 
 def read_script_command(
@@ -53,8 +57,19 @@ def read_script_command(
     positionals: list[str],
     file_format: FileFormat | None,
 ) -> list[DocumentReading]:
-    """A training script: what it holds, else its arguments taken for what their names say."""
+    """A training script: what it holds, else its arguments taken for what their names say.
+
+    Raises:
+        ConfigError: a framework whose runs nobody reads here, or a file that is not there.
+    """
     program = command.program
+    framework = _UNREAD.get(program.partition(".")[0])
+    if framework is not None and file_format is None:
+        raise ConfigError(
+            f"the launch command: {program} is {framework}'s, whose runs memest does not read: "
+            "what it trains, asks and gathers is its own. The same by TRL is priced: memest "
+            "estimate MODEL --method dpo or grpo, with --batch, --seq-len and --num-gpus."
+        )
     file, origin = file_among(arguments, positionals)
     readings: list[DocumentReading] = []
     deepspeed_file = arguments.pop("deepspeed_config", None)
@@ -117,11 +132,11 @@ def read_script_command(
         if known_script
         else f"taken for one on {document_format.title}"
     )
+    # of a script that says nothing, nothing bounds what it does
+    remark = Either if document_format is None else Bounded
     keys.miss(
         program,
-        Bounded(
-            f"the script is not read{why}: {meaning}; --loop and --config-format say otherwise"
-        ),
+        remark(f"the script is not read{why}: {meaning}; --loop and --config-format say otherwise"),
     )
     ignore_words(keys, positionals)
     return readings

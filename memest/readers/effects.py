@@ -115,9 +115,7 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
     shared = any((_number(acting, name) or 1) > 1 for name in ("tp", "ep", "pp"))
     if zero or fsdp or shared:
         drop("cast_weights", "who shards weights settles their dtype")
-    quantised = any(
-        _is_on(acting, name) for name in ("load_in_4bit", "load_in_8bit", "quantization")
-    )
+    quantised = _is_quantised(acting)
     if not quantised:
         for option in _OPTIONS_OF_BASES:
             drop(option, "no quantised base")
@@ -223,14 +221,11 @@ def _settle_method(
     sharing_option = next(
         (name for name in ("cp", "sp", "tp", "ep", "pp") if (_number(acting, name) or 1) > 1), ""
     )
-    quantised = any(
-        _is_on(acting, name) for name in ("load_in_4bit", "load_in_8bit", "quantization")
-    )
     for applies, circumstance in (
         (sharing_option, f"beside --{sharing_option}"),
         *_sharded_otherwise(acting, method, fsdp=fsdp, zero=zero),
         (compiled, "together with torch.compile"),
-        (quantised and method.makes_all_logits, "on a quantised base"),
+        (_is_quantised(acting) and method.writes_pairs, "on a quantised base"),
     ):
         if applies:
             words = METHODS["dpo" if method is Method.IPO else method.value]
@@ -267,9 +262,12 @@ def _sharded_otherwise(
     log_probs = str(acting["log_probs"].value) if "log_probs" in acting else ""
     shards = "under FSDP" if fsdp else "under ZeRO-3"
     generates, engine = fsdp and method.generates, acting.get("engine")
-    yield zero == 3 and method.generates, "under ZeRO-3"
+    writes = engine is None or engine.value == Engine.MODEL
+    merges = zero == 3 and method.generates and adapts and not writes
+    yield zero == 3 and method.writes_pairs, "under ZeRO-3"
+    yield merges and _is_quantised(acting), "under ZeRO-3, beside adapters on a quantised base"
     yield fsdp and method.writes_pairs, "under FSDP"
-    yield generates and (engine is None or engine.value == Engine.MODEL), "under FSDP"
+    yield generates and writes, "under FSDP"
     yield generates and adapts, "under FSDP, beside adapters"
     yield (asks or generates) and is_first, "under FSDP1"
     precomputes = method.has_reference and _is_on(acting, "precompute_ref_log_probs")
@@ -288,6 +286,10 @@ _OF_METHODS = (
 
 def _is_on(values: Mapping[str, ReadValue], option: str) -> bool:
     return option in values and str(values[option].value).lower() not in ("false", "none", "")
+
+
+def _is_quantised(values: Mapping[str, ReadValue]) -> bool:
+    return any(_is_on(values, name) for name in ("load_in_4bit", "load_in_8bit", "quantization"))
 
 
 def _number(values: Mapping[str, ReadValue], option: str) -> int | None:

@@ -37,10 +37,12 @@ from memest.readers.training_arguments import (
     read_script_spellings,
     read_sharding,
 )
-from memest.readers.values import Bounded, Either, KeyOrigin, Level
+from memest.readers.values import Bounded, Either, KeyOrigin, Level, Saving
 
-__all__ = ["predefined_config", "read_trl"]
+__all__ = ["PREPARING", "predefined_config", "read_trl"]
 
+PREPARING = ("orpo", "cpo", "bco")
+"""Trainers that have peft prepare a quantised base before they put adapters beside it."""
 _PRESENT_RELEASE = (1, 16)
 _KEYS_OF_METHODS = {
     "rloo": "normalize_advantages reward_clip_range",
@@ -106,11 +108,12 @@ def read_trl(keys: DocumentKeys, *, method: str | None = None, own_loss: bool = 
     trainer = _method_of(keys) if method is None else method
 
     def note_method(keys: DocumentKeys) -> None:
-        if keys.value_of("prepare_kbit") is not None and keys.value_of("peft") is not None:
+        quantised = keys.value_of("prepare_kbit") is not None
+        if quantised and trainer in PREPARING:
+            keys.default("prepare_kbit", True, f"{trainer.upper()}Trainer prepares it")
+        elif quantised and keys.value_of("peft") is not None:
             why = "adapters beside a quantised base are made so"
             keys.default("cast_weights", ("trainable=bfloat16",), why)
-        if trainer in ("orpo", "cpo", "bco") and keys.value_of("prepare_kbit") is not None:
-            keys.default("prepare_kbit", True, f"{trainer.upper()}Trainer prepares it")
         if trainer in PRICED_METHODS:
             _preference(keys, trainer)
         elif trainer != "sft":
@@ -234,6 +237,9 @@ def _rollouts(keys: DocumentKeys, *, writes_pairs: bool) -> None:
     if keys.on("use_vllm"):
         shares = str(keys.scalar("vllm_mode") or "colocate").lower() == "colocate"
         keys.set("engine", "vllm" if shares else "server", "use_vllm")
+    elif keys.document.get("ds3_gather_for_generation") is False:
+        why = "ZeRO-3 gathers module by module for every token then; all at once is priced"
+        keys.miss("ds3_gather_for_generation", Saving(why))
     if not writes_pairs:
         keys.set_from("beta", Key("kl_beta", "scalar"))
         keys.set_from("steps_per_generation", Key("steps_per_generation", "whole"))

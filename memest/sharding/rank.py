@@ -16,6 +16,7 @@ from typing import Any
 from memest.config.kinds import LogProbs, Method
 from memest.config.parallelism import Fsdp, Prefetch, Strategy
 from memest.config.quantization import Format
+from memest.config.rollouts import Engine, Rollouts
 from memest.config.setup import Loop, Precision, Setup
 from memest.events import REFERENCE, Category, CueKind, Landmarks, Mark, Phase, Weight
 from memest.profiles.stream import Stream
@@ -255,8 +256,14 @@ def _zero(
     engine = "float32"
     if setup.computes_in_half:
         engine = "float16" if setup.precision is Precision.FP16 else "bfloat16"
+    writes = setup.method.generates and not root
+    writer = (setup.rollouts or Rollouts()).engine if writes else None
+    adapted = writes and writer is not Engine.MODEL and setup.adapter is not None
+    adapters = next((w.dtype for w in weights if w.trains), "") if adapted else ""
     rank = Zero3(
         **common,
+        writer=writer,
+        merged=adapters,
         leaves_out=not setup.partitions_whole_model,
         fetcher=fetcher,
         contiguous=distributed.zero_setting("contiguous_gradients", True),

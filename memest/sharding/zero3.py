@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from memest.config.rollouts import Engine
 from memest.events import Category, CueKind, Landmarks, Mark, Phase, Weight
 from memest.sharding.zero3_fetch import Fetcher
 from memest.sharding.zero_groups import MASTER_BYTES, NORM_BYTES, ZeroRank
@@ -61,6 +62,10 @@ class Zero3(ZeroRank):
             ranks share sequences (``seq_parallel_communication_data_type``).
         kept_dtype: of the partition's gradients (``gradient_accumulation_dtype``): the engine's.
         root: path of the model that the engine was given.
+        writer: who writes the completions that a step learns from, and has the weights for it; None
+            where nobody does.
+        merged: the dtype of adapters that are merged for an engine, before it is given weights; ""
+            where it is given what trains.
     """
 
     fetcher: Fetcher
@@ -70,6 +75,8 @@ class Zero3(ZeroRank):
     wire_dtype: str
     kept_dtype: str
     root: str = ""
+    writer: Engine | None = None
+    merged: str = ""
 
     def __post_init__(self) -> None:
         self.on_host = "what is offloaded, pinned where DeepSpeed pins it"
@@ -87,6 +94,10 @@ class Zero3(ZeroRank):
         ZeroRank.begins(self, mark)
         if mark.phase is Phase.OPTIMIZER:
             self._begin_update()
+        elif mark.phase is Phase.BATCH and not mark.micro_step and self.writer is not None:
+            self._hand_out(self.writer)
+        elif mark.phase is Phase.GENERATION and self.writer is Engine.MODEL:
+            self.fetcher.gather_all()
 
     def leaves(self, phase: Phase) -> None:
         """See :meth:`Wrapper.leaves`."""
@@ -96,6 +107,8 @@ class Zero3(ZeroRank):
 
     def hook(self, kind: CueKind, index: int) -> None:
         """See :meth:`ShardedRank.hook`."""
+        if self.writer is Engine.MODEL and self.to.phase is Phase.GENERATION:
+            return  # hooks are taken off (``remove_hooks``)
         if kind is CueKind.PRE_FORWARD:
             if not self.in_backward and self.to.out.module_names[index] == self.root:
                 self.fetcher.begin()
@@ -116,6 +129,34 @@ class Zero3(ZeroRank):
             self.fetcher.let_go(index, newest=True)
         else:
             ZeroRank.hook(self, kind, index)
+
+    def _hand_out(self, writer: Engine) -> None:
+        """Completions are written before a step.
+
+        Source: TRL 1.16 ``_unwrap_model_for_generation`` of ``models/utils.py``, which gathers all
+        (``ds3_gather_for_generation``), and ``_iter_named_params`` of
+        ``generation/vllm_generation.py``.
+        """
+        if writer is not Engine.MODEL and not self.merged:
+            self.fetcher.hand_out()
+            return
+        self.fetcher.gather_all()
+        if self.merged:
+            for _ in ("merge_adapter", "unmerge_adapter"):
+                self._merge()
+        self.fetcher.partition_all(forgets=writer is Engine.MODEL)
+
+    def _merge(self) -> None:
+        """What LoRA changes of each weight, and the same scaled, in the dtype of adapters.
+
+        Source: peft 0.21 ``LoraLayer.get_delta_weight``; that is added in place.
+        """
+        for index, weight in enumerate(self.weights):
+            if weight.name.endswith(".base_layer.weight"):
+                size = self.elements(index) * DTYPE_BYTES[self.merged]
+                label = "peft: change by adapters"
+                pair = [self.to.alloc(size, Category.TEMPORARIES, label) for _ in range(2)]
+                self.to.free(*pair)
 
     # -- construction
 

@@ -254,11 +254,7 @@ class Fetcher:
             return
         module = self._running[-1]
         self._external[module] = (*self._external.get(module, ()), weight)
-        nbytes = self.ranks * self.shard_bytes(weight)
-        self._buffer[weight] = self._alloc(nbytes, _GATHERED, weight, DEFAULT_STREAM)
-        if self.from_host:
-            self.to.free(self._alloc(self.shard_bytes(weight), _COPY, weight, DEFAULT_STREAM))
-        self._status[weight] = _Status.HERE
+        self._gather_alone(weight)
 
     def _prefetch(self, own: Sequence[int]) -> None:
         new_weights = {w for w in own if self._recent.get(w, _NEVER) < self._step}
@@ -339,13 +335,62 @@ class Fetcher:
             self._release(weight)
 
     def gather_persistent(self) -> None:
-        """After an update: ``_allgather_params_coalesced``, a buffer for each, on this stream."""
-        moves = self.persistent if self.from_host and self.ranks > 1 else ()
+        """After an update."""
+        self.gather_at_once(self.persistent)
+
+    def gather_at_once(self, weights: Iterable[int]) -> None:
+        """``_allgather_params_coalesced``: a buffer for each, on this stream."""
+        away = [weight for weight in weights if self._status[weight] is _Status.AWAY]
+        moves = away if self.from_host and self.ranks > 1 else ()
         copies = [self._alloc(self.shard_bytes(w), _COPY, w, DEFAULT_STREAM) for w in moves]
-        for weight in self.persistent:
+        for weight in away:
             self._status[weight] = _Status.HERE
             self._place(weight, DEFAULT_STREAM)
         self.to.free(*copies)
+
+    # -- ``GatheredParameters``, which neither counts what is available nor spares what is to stay
+
+    def hand_out(self) -> None:
+        """Every parameter is gathered by itself, read and partitioned.
+
+        Who reads it has a name for it, which is the next one's when that is there.
+        """
+        last: int | None = None
+        for weight in range(len(self.weights)):
+            if self._status[weight] is _Status.AWAY:
+                self._gather_alone(weight)
+            if last is not None:
+                self.to.free(last)
+            last = self._buffer.pop(weight, None)
+            self._status[weight] = _Status.AWAY
+        if last is not None:
+            self.to.free(last)
+
+    def gather_all(self) -> None:
+        """All parameters are gathered at once."""
+        self.gather_at_once(range(len(self.weights)))
+
+    def partition_all(self, *, forgets: bool) -> None:
+        """They are partitioned.
+
+        Args:
+            forgets: hooks were taken off meanwhile and are there again: the record is void
+                (``add_hooks`` of TRL).
+        """
+        for weight in range(len(self.weights)):
+            if self._status[weight] is _Status.HERE:
+                self._take_back(weight)
+                self._status[weight] = _Status.AWAY
+        if forgets:
+            self._forget()
+
+    def _gather_alone(self, weight: int) -> None:
+        """``_allgather_params_sequential``: into a buffer of its own, of a single rank too."""
+        nbytes = self.ranks * self.shard_bytes(weight)
+        self._buffer[weight] = self._alloc(nbytes, _GATHERED, weight, DEFAULT_STREAM)
+        if self.from_host:
+            self.to.free(self._alloc(self.shard_bytes(weight), _COPY, weight, DEFAULT_STREAM))
+        self._status[weight] = _Status.HERE
 
     def gather_one_by_one(self, weights: Iterable[int]) -> None:
         """Gathers that are given back at once, as those in which hooks are made."""

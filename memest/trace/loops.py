@@ -144,8 +144,8 @@ def _trainer(run: TrainingLoop) -> None:
         seam(SeamKind.RELEASED, step)
         items = batch_samples[1]
         del batch_samples
-        if run.setup.distributed.scores_completions:
-            _score_completions(run, samples[0])
+        if run.objective is not None and run.setup.distributed.scores_completions:
+            _score_completions(run, run.objective, samples[0])
         for micro_step in range(1, micro_steps + 1):
             seam(SeamKind.MICRO_STEP, step, micro_step)
             fetches = run.prefetches and run.ulysses_batches is None
@@ -297,12 +297,12 @@ def _both_models(
     return model, reference
 
 
-def _score_completions(run: TrainingLoop, inputs: Batch) -> None:
+def _score_completions(run: TrainingLoop, objective: Objective, inputs: Batch) -> None:
     """What TRL asks the model and the reference of completions, before the step that learns."""
-    objective = run.objective
-    assert objective is not None
+    model = prepare_model(run) if run.setup.scores_own_completions else None
+    reference = _both_models(run, objective)[1] if run.setup.has_reference else None
     with objective.recomputing_nothing():
-        score_completions(prepare_model(run), objective.reference, inputs)
+        score_completions(model, reference, inputs)
 
 
 # -- Lightning's Trainer --------------------------------------------------------------------------

@@ -190,12 +190,6 @@ class Recorder(TorchDispatchMode):
         """Whether autograd runs (a recompute has grad mode on, the rest of backward has not)."""
         return self._in_backward
 
-    @property
-    def in_forward(self) -> bool:
-        """Whether a training step computes its forward."""
-        marks = self.trace.marks
-        return bool(marks) and marks[-1].phase is Phase.FORWARD
-
     @contextmanager
     def updating(self) -> Iterator[None]:
         """While an optimizer updates in backward: nothing here is autograd's doing."""

@@ -263,6 +263,26 @@ def test_trl_computes_the_same(options):
     assert _large(ours) == _large(theirs)
 
 
+@contextmanager
+def _trl_by_ipo(model, setup):
+    """TRL's own step of online DPO with another loss of a pair."""
+    with _trl(model, setup) as theirs:
+        trainer, _ = theirs.step.args
+        trainer.args.loss_type = "ipo"
+        yield theirs
+
+
+@pytest.mark.parametrize("options", [{}, LORA], ids=("full", "lora"))
+def test_ipo_takes_of_online_dpo_what_its_default_does(options):
+    """But for a number for each pair, and another one."""
+    ours = _events({"method": "online-dpo", **options})
+    with mock.patch.object(session, "objective_of", _trl_by_ipo):
+        theirs = _events({"method": "online-dpo", **options})
+
+    assert _large(ours) == _large(theirs)
+    assert ours != theirs
+
+
 def _large(events):
     """Without single numbers, whose order of death is no matter."""
     return [event for event in events if event[0] == MARK or event[1] > 64]
@@ -281,7 +301,17 @@ TRAINERS = [
     {"method": "kto"},
     {"method": "kto", **WITH_LORA},
     {"method": "orpo"},
+    {"method": "orpo", **WITH_LORA, "quantised": "nf4", "dtype": "bfloat16"},
+    {"method": "orpo", **WITH_LORA, "quantised": "nf4", "args": {"bf16": False}},
     {"method": "cpo", **WITH_LORA},
+    {
+        "method": "cpo",
+        **WITH_LORA,
+        "quantised": "nf4",
+        "dtype": "bfloat16",
+        "args": {"gradient_checkpointing": False},
+    },
+    {"method": "dpo", **WITH_LORA, "quantised": "nf4", "dtype": "bfloat16"},
     {"method": "reward"},
     {"method": "grpo"},
     {"method": "grpo", **WITH_LORA, "args": {"beta": 0.04, "gradient_accumulation_steps": 2}},
@@ -294,11 +324,17 @@ TRAINERS = [
 ]
 
 
+def _autocasts_on_cpu(device="cpu", *, ask=torch.is_autocast_enabled):
+    """What peft asks of CUDA, whose autocast is meant where no device is named."""
+    return ask(device)
+
+
 def _real(asked, folder):
     """Forward and backward of a trainer's steps as the CPU's allocator sees them."""
     tool = load_tool("measure_trainers")
     home = _HOMES[asked["method"]][0]
-    with without_triton(TRL_ON_CPU, lambda: importlib.import_module(home)):
+    asked_of_cpu = mock.patch("torch.is_autocast_enabled", _autocasts_on_cpu)
+    with without_triton(TRL_ON_CPU, lambda: importlib.import_module(home)), asked_of_cpu:
         model = tool.load(asked, "cpu", folder)
         trainer = tool.trainer_for(asked, model, "cpu", folder)
         config = model.config
@@ -389,12 +425,12 @@ def test_a_whole_trainer_allocates_the_same(asked, tmp_path):
         asked["args"] = asked.get("args", {}) | whole
         rollouts = Rollouts(completion_len=asked["completion"], kl_beta=asked["args"].get("beta"))
     real, config, tokens = _real(asked, tmp_path)
-    arguments = asked.get("args", {})
+    arguments, is_dpo = asked.get("args", {}), asked["method"] == "dpo"
     setup = Setup(
         method=asked["method"],
         batch=asked["batch"],
         seq_len=tokens,
-        dtype="float32",
+        dtype=asked["dtype"],
         precision="bf16" if arguments.get("bf16", True) else "fp32",
         checkpointing="full" if arguments.get("gradient_checkpointing", True) else "none",
         grad_accum=arguments.get("gradient_accumulation_steps", 1),
@@ -403,8 +439,19 @@ def test_a_whole_trainer_allocates_the_same(asked, tmp_path):
         adapter={"peft_type": "LORA", "r": 8, "target_modules": "all-linear"}
         if "lora" in asked
         else None,
-    )
-    source = ModelSource(kind="file", id="tiny", config=config.to_dict(), provenance="test")
+        # DPOTrainer makes adapters of a quantised base bfloat16, and prepares nothing
+        cast_weights=("trainable=bfloat16",) if asked.get("quantised") and is_dpo else (),
+        quantization={
+            "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_compute_dtype": asked["dtype"],
+            "prepare": not is_dpo,
+        }
+        if "quantised" in asked
+        else None,
+    )  # fmt: skip
+    entries = config.to_dict()
+    entries.pop("quantization_config", None)  # what the checkpoint was made of
+    source = ModelSource(kind="file", id="tiny", config=entries, provenance="test")
     meta_model = session.build(setup, source, None, None, None)
     plan = TracePlan(steps=2, micro_steps=setup.grad_accum)
     trace = run_of_trace(session.trace_built(meta_model, setup, GPU, plan, operators="cpu"))

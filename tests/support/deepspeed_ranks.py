@@ -192,7 +192,7 @@ def _train_for_preference(
     from memest.trace.losses import objective as objectives
     from support.preference_ranks import train_for_preference
 
-    def build_again(_: Any) -> Any:
+    def build_again(*_: Any) -> Any:
         return _build_in_parts(model, twins.setup, config).eval()
 
     with (
@@ -205,10 +205,32 @@ def _train_for_preference(
             reference.eval()
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
         train_for_preference(
-            engine, objective, reference or engine.module, twins.setup.grad_accum, batches,
+            engine, objective, reference or engine.module, twins.setup, batches,
             # DeepSpeedEngineWrapper of accelerate
             engine.set_gradient_accumulation_boundary, engine.backward, engine.step, lambda: None,
+            lambda: _hand_out(engine, twins.setup), engine.module,
         )  # fmt: skip
+
+
+def _hand_out(engine: Any, setup: Any) -> None:
+    """TRL's own: the weights for its ``generate``, or for an engine."""
+    import deepspeed
+    from trl.generation.vllm_generation import VLLMGeneration
+    from trl.models.utils import _unwrap_model_for_generation
+
+    if engine.zero_optimization_stage() != 3:
+        return
+    state = SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=3), fsdp_plugin=None)
+    if setup.writes_completions:
+        accelerator = SimpleNamespace(unwrap_model=lambda model: model.module, state=state)
+        with _unwrap_model_for_generation(engine, accelerator, True, {"use_reentrant": False}):
+            return
+    backend = SimpleNamespace(gather_params=deepspeed.zero.GatheredParameters, is_fsdp=False)
+    giver = SimpleNamespace(
+        model=engine.module, _dist=backend, _fix_param_name_to_vllm=lambda name, *_, **__: name
+    )
+    for _ in VLLMGeneration._iter_named_params(giver):
+        pass
 
 
 def _train_with_shared_sequences(

@@ -51,7 +51,7 @@ def _be_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
             model = (apply_fsdp1 if flattens else prepare_fsdp2)(twins.real, setup)
             optimizer = make_optimizer(model)
             train_for_preference(
-                model, objective, objective.reference or model, setup.grad_accum, batches,
+                model, objective, objective.reference or model, setup, batches,
                 bool if flattens else model.set_requires_gradient_sync,
                 lambda loss: loss.backward(), optimizer.step, model.zero_grad,
             )  # fmt: skip
@@ -81,8 +81,8 @@ def _prepare_reference(reference: Any, setup: Any) -> None:
 
 
 def train_for_preference(
-    model: Any, objective: Any, reference: Any, accum: int, batches: Any,
-    begin: Any, backward: Any, step: Any, zero_grad: Any,
+    model: Any, objective: Any, reference: Any, setup: Any, batches: Any,
+    begin: Any, backward: Any, step: Any, zero_grad: Any, hand_out: Any = None, scored: Any = None,
 ) -> None:  # fmt: skip
     """``Trainer._run_epoch`` around a trainer's own ``compute_loss``, reference by reference.
 
@@ -90,12 +90,14 @@ def train_for_preference(
         model: wrapped.
         objective: what the trainer computes.
         reference: that it asks, wrapped.
-        accum: micro-steps of a step.
+        setup: the run.
         batches: in host memory.
         begin: told before a micro-step whether it is the last one of its step.
         backward: given the loss.
         step: updates.
         zero_grad: drops gradients.
+        hand_out: gives the weights to what writes completions.
+        scored: who is asked what the model said when it wrote, where it is not the wrapped one.
     """
     import torch
 
@@ -108,9 +110,13 @@ def train_for_preference(
 
     def score(inputs: Any) -> None:
         with objective.recomputing_nothing():
-            score_completions(model, objective.reference and reference, inputs)
+            score_completions(
+                (scored or model) if setup.scores_own_completions else None,
+                ask if setup.has_reference else None,
+                inputs,
+            )
 
-    total = torch.zeros(())
+    accum, total = setup.grad_accum, torch.zeros(())
     for number in range(1, STEPS + 1):
         mark(f"batch {number} 0")
         samples = [
@@ -118,6 +124,8 @@ def train_for_preference(
             for on_host in batches[(number - 1) * accum : number * accum]
         ]
         if "advantages" in samples[0]:
+            if hand_out is not None:
+                hand_out()
             score(samples[0])
         for micro, inputs in enumerate(samples, start=1):
             mark(f"forward {number} {micro}")

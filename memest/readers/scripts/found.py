@@ -22,6 +22,18 @@ _USES = ("pipeline", "generate", "predict", "evaluate", "LLM")
 _NAME = "pretrained_model_name_or_path"
 
 
+_MAKES_OTHER_WEIGHTS = "dtype torch_dtype quantization_config load_in_4bit load_in_8bit".split()
+
+
+def _is_made_alike(one: Call, other: Call) -> bool:
+    """Whether two calls make weights of the same dtypes."""
+    kinds = [
+        [call.keywords[key].data for key in _MAKES_OTHER_WEIGHTS if key in call.keywords]
+        for call in (one, other)
+    ]
+    return kinds[0] == kinds[1]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """What a script holds.
@@ -88,13 +100,27 @@ class Found:
         """The call that makes what the trainer would make itself: its reference model."""
         if self.trainer is None or TRAINERS.get(self.trainer.name) not in ("dpo", "kto"):
             return None
-        given, load = self.trainer.argument(1, "ref_model"), self.load
+        given, load = self.given_reference, self.load
         root = None if given is None else root_of(given.data)
         if self.adapts or load is None or not isinstance(root, Call) or root not in self.loads:
             return None
         own, other = root.argument(0, _NAME), load.argument(0, _NAME)
         same = own is not None and other is not None and own.data == other.data
-        return root if same else None
+        return root if same and _is_made_alike(root, load) else None
+
+    @property
+    def given_reference(self) -> Value | None:
+        """What a trainer is given as its reference model."""
+        return None if self.trainer is None else self.trainer.argument(1, "ref_model")
+
+    @property
+    def name(self) -> Any:
+        """What the model that is trained is loaded by; None where that cannot be told."""
+        data = self.model
+        if self.load is not None:
+            first = self.load.argument(0, _NAME)
+            data = None if first is None else first.data
+        return data if isinstance(data, str) else None
 
     @property
     def other_trainers(self) -> tuple[Call, ...]:
@@ -104,9 +130,13 @@ class Found:
     @property
     def adapts(self) -> bool:
         """Whether adapters are put beside the model."""
+        return self.trainer_adapts or any(self.named("get_peft_model", "add_adapter"))
+
+    @property
+    def trainer_adapts(self) -> bool:
+        """Whether the trainer puts them there."""
         config = self.trainer.keywords.get("peft_config") if self.trainer is not None else None
-        named = config is not None and config.data is not None
-        return named or any(self.named("get_peft_model", "add_adapter"))
+        return config is not None and config.data is not None
 
     def early(self, calls: tuple[Call, ...]) -> tuple[Call, ...]:
         """Those of some calls that are made until the training ends."""

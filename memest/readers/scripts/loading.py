@@ -39,6 +39,7 @@ from memest.readers.training_arguments import (
     read_peft_adapter,
     read_script_spellings,
 )
+from memest.readers.trl import PREPARING
 from memest.readers.values import DocumentReading, Either, Saving, option_called
 
 __all__ = ["is_old_trl", "read_adapter", "read_loading"]
@@ -224,8 +225,13 @@ def _cast(document: CallDocument, found: Found) -> None:
     trainer = found.trainer
     if trainer is None or not TRAINERS[trainer.name] or is_old_trl(found):
         return
-    if quantised and found.adapts:
+    if not quantised or not found.adapts:
+        return
+    if TRAINERS[trainer.name] not in PREPARING:
         document.say("cast_weights", ["trainable=bfloat16"], trainer.line)
+    elif not found.trainer_adapts and document.get("prepare_kbit"):
+        # what the trainer makes bfloat16 again, it was not given
+        document.say("cast_weights", ["lm_head|embed_tokens|wte|wpe=float32"], trainer.line)
 
 
 def _quantization(document: CallDocument, config: Call) -> None:
@@ -272,7 +278,9 @@ def _prepared(document: CallDocument, found: Found) -> None:
             kwargs = call.argument(2, "gradient_checkpointing_kwargs")
             if kwargs is not None and kwargs.data:
                 document.put("gradient_checkpointing_kwargs", kwargs, call)
-    if quantised and not calls and not is_old_trl(found):
+    trainer = found.trainer
+    prepares = trainer is not None and TRAINERS[trainer.name] in PREPARING and found.trainer_adapts
+    if quantised and not calls and not is_old_trl(found) and not prepares:
         document.say_default("prepare_kbit", False, "nothing calls prepare_model_for_kbit_training")
 
 

@@ -100,6 +100,7 @@ def _factory_of(module: Call, found: Found) -> str:
 
 
 def _other_models(document: CallDocument, found: Found) -> None:
+    _reference_by_name(document, found)
     early = found.early(found.loads)
     for load in found.loads:
         if load is found.load or load.deleted:
@@ -120,6 +121,19 @@ def _other_models(document: CallDocument, found: Found) -> None:
             document.miss(trainer.line, trainer.name, why)
         else:
             document.ignore(trainer.line, trainer.name, f"{_BEHIND}; it has the same arguments")
+
+
+def _reference_by_name(document: CallDocument, found: Found) -> None:
+    """A reference that a trainer is to load itself, as TRL's did before 1.0, or nobody knows."""
+    given = found.given_reference
+    if given is None or given.data is None or isinstance(given.data, Call):
+        return
+    if isinstance(given.data, str) and given.data == found.name:
+        document.ignore(given.line, "ref_model", "the reference model, which is priced")
+        return
+    which = given.data if isinstance(given.data, str) else "cannot be told"
+    why = f"{which}: priced is a copy of the model that is trained, with its weights' dtype"
+    document.miss(given.line, "ref_model", Either(why))
 
 
 def _same_arguments(one: Call, other: Call | None) -> bool:

@@ -27,6 +27,11 @@ _SCORED_NOTE = (
     "reward model on the GPU is not, nor the weight that is whole while the engine is given it"
 )
 """Where FSDP shards the weights, which scoring gathers and partly leaves gathered."""
+_HANDED_OUT_NOTE = (
+    f"{_BOUND}what scores them before the step (old and reference log-probabilities) is counted, "
+    "and so are the weights that are gathered for what writes; a reward model on the GPU is not"
+)
+"""Where DeepSpeed partitions them."""
 _WRITTEN_NOTE = f"{_BOUND}every prompt has two of them; a reward model on the GPU is not counted"
 
 
@@ -34,6 +39,8 @@ def completions_note(setup: Setup) -> str:
     """What is assumed of the completions that a run learns from."""
     if setup.method.writes_pairs:
         return _WRITTEN_NOTE
+    if setup.partitions_parameters:
+        return _HANDED_OUT_NOTE
     return _SCORED_NOTE if setup.distributed.scores_completions else _COMPLETIONS_NOTE
 
 

@@ -57,11 +57,11 @@ def _score(
     return log_probs, entropies, aux_loss
 
 
-def score_completions(model: Call, reference: Call | None, inputs: Batch) -> None:
+def score_completions(model: Call | None, reference: Call | None, inputs: Batch) -> None:
     """``_generate_and_score_completions``: what both models say before a step, a batch at a time.
 
     Args:
-        model: that trains.
+        model: that trains; None where what it says in the step is what it said when it wrote.
         reference: None where nothing diverges from one.
         inputs: a micro-batch.
     """

@@ -19,7 +19,8 @@ from memest.catalog.resolve import ModelSource
 from memest.config.attention import check_flash_dtype
 from memest.config.own_code import check_own_code
 from memest.config.packages import TRANSFORMERS
-from memest.config.setup import Attention, Dtype, Setup, Task, read_casts
+from memest.config.quantization import Format
+from memest.config.setup import Attention, Dtype, Precision, Setup, Task, read_casts
 from memest.errors import (
     ConfigError,
     MemestError,
@@ -402,6 +403,8 @@ def cast_weights(model: torch.nn.Module, setup: Setup) -> None:
     Raises:
         ConfigError: a pattern that matches nothing.
     """
+    if setup.method.makes_all_logits and setup.prepares_base:
+        _cast_as_trl(model, setup)
     packed = {id(module.weight) for module in model.modules() if is_quantized(module)}
     # a tied weight by each of its names: gpt2's head is its wte
     parameters = [
@@ -422,6 +425,26 @@ def cast_weights(model: torch.nn.Module, setup: Setup) -> None:
             raise ConfigError(
                 f"--cast-weights {pattern}={dtype} matches no weight. Names look like: {names}."
             )
+
+
+def _cast_as_trl(model: torch.nn.Module, setup: Setup) -> None:
+    """``peft_module_casting_to_bf16``: of a 4-bit base with adapters, before it trains by bf16.
+
+    peft's preparation has made head and embeddings float32. It is the trainer that calls both.
+
+    Source: TRL 1.16 ``experimental/utils.py``, ``experimental/orpo`` and ``cpo``.
+    """
+    assert setup.quantization is not None
+    is_4bit = setup.quantization.format is Format.BNB_4BIT
+    if not is_4bit or setup.precision is not Precision.BF16:
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.LayerNorm) or "norm" in name:
+            module.to(torch.float32)
+        elif any(part in name for part in ("lm_head", "embed_tokens", "wte", "wpe")):
+            weight = getattr(module, "weight", None)
+            if weight is not None and weight.dtype is torch.float32:
+                module.to(torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,11 +119,11 @@ class _RunningModules:
     def read(self, parameter: Any) -> None:
         """A module was asked for a parameter (``ZeROOrderedDict.__getitem__``).
 
-        DeepSpeed's engine has it gathered in its own forward only: neither when autograd
-        recomputes, nor in an evaluation of the module in the engine.
+        DeepSpeed's engine has it gathered in forwards of the module, whoever calls it (hooks of
+        ``_create_module_forward_pre_hook``), and not when autograd recomputes.
         """
         weight = self._numbers.get(id(parameter))
-        if weight is None or not self.stack or not self._recorder.in_forward:
+        if weight is None or not self.stack or self._recorder.in_backward:
             return
         if not any(hooks.has(weight) for hooks in self.stack):
             self.stack[-1].register_external(weight, parameter)

@@ -25,8 +25,9 @@ RNG = 5056
 """What a CPU keeps of its generator for each checkpoint; a GPU's is in host memory too."""
 ANY_ORDER = (
     "zero_3_lora_read_checkpointing", "zero_3_dpo_lora_checkpointing", "zero_3_dpo_qlora",
+    "zero_3_grpo_qlora", "zero_3_grpo_tied",
 )  # fmt: skip
-"""What a layer recomputed is given back in the order of a Python set."""
+"""What a layer recomputed, or nobody waited for, is given back in the order of a Python set."""
 BY_PHASE = ("zero_3_t5",)
 """Masked attention is put together otherwise on a CPU."""
 
@@ -34,6 +35,8 @@ BY_PHASE = ("zero_3_t5",)
 @pytest.mark.slow(
     "zero_1_qlora", "zero_3_lora_read_checkpointing", "zero_3_dpo_half", "zero_3_dpo_qlora",
     "zero_3_dpo_lora_checkpointing", "zero_3_dpo_offload", "zero_3_kto", "zero_3_reward",
+    "zero_3_grpo_half", "zero_3_grpo_lora", "zero_3_grpo_lora_written", "zero_3_grpo_offload",
+    "zero_3_grpo_qlora", "zero_3_grpo_tied", "zero_3_rloo", "zero_3_rloo_alone",
 )  # fmt: skip
 @pytest.mark.parametrize("name", names_of("zero_*", "*_evaluated", "zero_3_qlora*"))
 def test_a_rank_allocates_what_deepspeed_does(name):

@@ -89,7 +89,17 @@ REFUSED = [
     ({"method": "dpo", "loop": "plain"}, "TRL's trainer"),
     ({"method": "orpo", "precompute_ref_log_probs": True}, "orpo has no reference model"),
     ({"log_probs": "logits"}, "--method dpo"),
-    ({"method": "grpo", "num_gpus": 8, "zero": 3}, "changes what DeepSpeed gathers ahead"),
+    (
+        {
+            "method": "grpo",
+            "num_gpus": 8,
+            "zero": 3,
+            "engine": "server",
+            "qlora": True,
+            "bf16": True,
+        },
+        "merges adapters into what is quantised",
+    ),
     ({"method": "grpo", **FSDP}, "every token gathers the weights anew"),
     ({"method": "grpo", **FSDP, "engine": "server", "lora_r": 8}, "open in its own source"),
     ({"method": "kto", "log_probs": "float32"}, "no trainer that was read"),

@@ -63,6 +63,41 @@ def test_the_model_s_own_generation_follows_the_steps(model):
     assert Phase.GENERATION not in phases["server"]
 
 
+ZERO_3 = {
+    "stage": 3, "reduce_bucket_size": 1000, "stage3_prefetch_bucket_size": 1000,
+    "stage3_max_reuse_distance": 0,
+}  # fmt: skip
+
+
+def _gathered(result, phase):
+    """Bytes of whole weights beside the shards, and of the bucket, at most."""
+    points = [point for point in result.timeline if point.phase is phase]
+    rows = [row for point in points for row in point.breakdown]
+    return max(row.bytes for row in rows if row.category is Category.COMMUNICATION)
+
+
+def test_all_weights_are_whole_under_zero_3_while_the_model_writes(model):
+    result = memest.estimate(
+        model, **QUESTION, num_gpus=4, zero_settings={"zero_optimization": ZERO_3}
+    )
+
+    whole, bucket = 2 * result.model.parameters, 2 * ZERO_3["reduce_bucket_size"]
+    for phase in (Phase.BATCH, Phase.GENERATION):
+        assert _gathered(result, phase) == whole + bucket, phase
+
+
+def test_zero_3_gives_an_engine_weight_by_weight_and_merges_adapters_into_all_at_once(model):
+    def gathered(**more):
+        result = memest.estimate(
+            model, **{**QUESTION, "batch": 1, "seq_len": 8}, engine="server", num_gpus=4,
+            zero_settings={"zero_optimization": ZERO_3}, **more,
+        )  # fmt: skip
+        return _gathered(result, Phase.BATCH) / result.model.parameters
+
+    # all weights are two bytes a parameter
+    assert gathered() < 2 <= gathered(lora_r=8, dtype="bfloat16")
+
+
 @pytest.mark.slow
 def test_more_steps_a_generation_write_more_at_once(model):
     def highest(**options):

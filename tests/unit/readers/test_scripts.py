@@ -125,6 +125,26 @@ def test_code_comes_before_what_launches_it(examples):
     assert run.options["num_gpus"] == 2
 
 
+def test_nothing_bounds_what_a_script_does_that_is_not_here_and_says_nothing():
+    setup = memest.read_command("python elsewhere.py model.path=gpt2", model="gpt2").setup
+
+    assert any("the script is not read" in remark for remark in setup.unpriced)
+
+
+@pytest.mark.parametrize(
+    ("command", "framework"),
+    [
+        ("deepspeed --module openrlhf.cli.train_dpo --pretrain gpt2 --beta 0.1", "OpenRLHF"),
+        ("python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo", "verl"),
+    ],
+)
+def test_a_framework_that_nobody_reads_is_refused_by_its_name(command, framework):
+    with pytest.raises(memest.ConfigError, match=f"is {framework}'s") as refused:
+        memest.read_command(command, model="gpt2")
+
+    assert "\n" not in str(refused.value)
+
+
 def test_a_script_that_is_not_here_is_read_by_its_arguments(write):
     run = memest.read_command("python elsewhere.py --model_name_or_path gpt2 --bf16")
 

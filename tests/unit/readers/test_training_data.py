@@ -126,6 +126,55 @@ def test_a_reference_may_be_given_by_place(write):
     assert "further model" not in " ".join(run.setup.unpriced)
 
 
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ("'gpt2'", ""),
+        ("None", ""),
+        ("'gpt2-xl'", "ref_model: gpt2-xl"),
+        ("AutoModelForCausalLM.from_pretrained('gpt2', dtype='float16')", "further model"),
+        ("AutoModelForCausalLM.from_pretrained('gpt2-xl')", "further model"),
+    ],
+)
+def test_a_reference_that_is_another_model_is_named(write, reference, said):
+    text = (
+        f"ref = {reference}\n"
+        "DPOTrainer(model, ref, DPOConfig('o', per_device_train_batch_size=2)).train()\n"
+    )
+    named = " ".join(read(write, text).setup.unpriced)
+    assert said in named
+    assert bool(said) is any(word in named for word in ("ref_model", "further model"))
+
+
+QUANTISED = """\
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+from transformers import BitsAndBytesConfig
+from trl import ORPOConfig, ORPOTrainer
+lora = LoraConfig(r=8, target_modules=["c_attn"])
+model = AutoModelForCausalLM.from_pretrained(
+    "gpt2", quantization_config=BitsAndBytesConfig(load_in_4bit=True))
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "given", "prepares", "casts"),
+    [
+        ("", ", peft_config=lora", True, ()),
+        ("model = get_peft_model(model, lora)\n", "", False, ()),
+        (
+            "model = get_peft_model(prepare_model_for_kbit_training(model), lora)\n", "", True,
+            ("lm_head|embed_tokens|wte|wpe=float32",),
+        ),
+    ],
+)  # fmt: skip
+def test_who_puts_adapters_beside_a_quantised_base_prepares_it(
+    write, before, given, prepares, casts
+):
+    text = f"{QUANTISED}{before}ORPOTrainer(model, args=ORPOConfig('o'){given}).train()\n"
+    setup = read(write, text).setup
+    assert (setup.method, setup.prepares_base, setup.cast_weights) == ("orpo", prepares, casts)
+
+
 def test_keywords_of_a_load_that_are_not_all_literal_are_named(write):
     text = (
         "kw = dict(dtype='auto', device_map={'': torch.cuda.current_device()})\n"

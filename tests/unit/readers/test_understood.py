@@ -165,6 +165,21 @@ FILES = {
         {"model_name_or_path": LLAMA, "num_generations": 8, "use_liger_loss": False},
         {"method": "grpo", "use_liger_kernel": None}, "", "",
     ),
+    "trl grpo by the model itself, whose weights ZeRO-3 gathers token by token": (
+        {"model_name_or_path": LLAMA, "num_generations": 8, "ds3_gather_for_generation": False},
+        {"method": "grpo"}, "", "module by module for every token",
+    ),
+    "trl grpo under ZeRO-3": (
+        {"model_name_or_path": LLAMA, "num_generations": 8, "num_gpus": 4,
+         "deepspeed": {"zero_optimization": {"stage": 3}}},
+        {"method": "grpo", "zero": 3}, "", "",
+    ),
+    "trl grpo under ZeRO-3, its adapters merged into 4 bits": (
+        {"model_name_or_path": LLAMA, "num_generations": 8, "num_gpus": 4, "use_peft": True,
+         "load_in_4bit": True, "use_vllm": True,
+         "deepspeed": {"zero_optimization": {"stage": 3}}},
+        {"method": None, "zero": 3}, "beside adapters on a quantised base", "",
+    ),
     "trl grpo under FSDP": (
         {"model_name_or_path": LLAMA, "num_generations": 8, "use_vllm": True, "num_gpus": 4,
          "fsdp": "full_shard"},

@@ -49,7 +49,8 @@ FILES = {
         ["activations move to the host"]),
     "torchtune_validation.yaml": ({"batch": 1}, ["a validation of 32 samples"], []),
     "handbook_sft.yaml": ({"packing": "wrapped", "neftune_noise_alpha": 5}, [], []),
-    "handbook_orpo.yaml": ({"prepare_kbit": True, "lora_r": 64}, ["ORPO"], ["halved"]),
+    "handbook_orpo.yaml": (
+        {"method": "orpo", "prepare_kbit": True, "lora_r": 64}, [], ["halved"]),
     "qlora_sft.py": ({"seq_len": 4096, "prepare_kbit": True}, [], []),
     "distill.py": (
         {"grad_accum": 4, "zero_grad": "zero"}, ["further model", "copies of the weights"], ["frozen"]),
