@@ -180,6 +180,7 @@ def _survives(
         stream.sizes,
         conf,
         limit_bytes=limit,
+        chains=stream.chains,
         streams=stream.on_streams,
         empty_cache_at=stream.empty_cache_at,
         dispensable=numbers or dispensable(stream),

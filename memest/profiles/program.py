@@ -38,6 +38,7 @@ class Program:
         self._later = [] if updates is None else updates.numbers_at(())
         self._later_calls = [] if updates is None else updates.calls_at(self._later)
         self._last: tuple[Point, list[int], list[OpCall]] | None = None
+        self._last_stream: tuple[tuple[object, ...], Stream] | None = None
         self._courses: dict[tuple[int, int, Shape, bool], Course] = {}
 
     def stream(
@@ -52,11 +53,16 @@ class Program:
             grad_accum: micro-steps of each.
             cues: say where wrappers of the model act.
         """
+        key = point, gpu, num_steps, grad_accum, cues
+        if self._last_stream is not None and self._last_stream[0] == key:
+            return self._last_stream[1]  # many accumulations come down to one
         numbers, call_workspaces = self.numbers_at(point, gpu)
         course = self.course(shape_of(call_workspaces), num_steps, grad_accum, cues=cues)
         table = [*numbers, *(w.nbytes for workspaces in call_workspaces for w in workspaces)]
         sizes = list(map(table.__getitem__, course.places))
-        return Stream.of(course, sizes, slack_of(call_workspaces))
+        stream = Stream.of(course, sizes, slack_of(call_workspaces))
+        self._last_stream = key, stream
+        return stream
 
     def numbers_at(
         self, point: Point, gpu: GpuTraits
