@@ -27,6 +27,15 @@ class Follower(Calls):
         """What is followed from here on is called by whoever it was handed to."""
         self._hands_on = True
 
+    def enter(self) -> None:
+        """Follow the commands that the script has and calls nowhere: the one that is named."""
+        commands = {name: each for each in self.functions for name in self.command_names(each)}
+        named = [commands[word] for word in (self._line.words or ()) if word in commands]
+        for function in dict.fromkeys(named[:1] or commands.values()):
+            self.inlined(function, [], {}, function.node)
+        for function in commands.values():
+            function.is_followed = True
+
     def follow(self, statements: Sequence[ast.stmt], names: Names) -> bool:
         """Follow statements; True where one of them leaves the function for certain."""
         for statement in statements:
@@ -291,6 +300,7 @@ class Follower(Calls):
 
     def _do_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, names: Names) -> None:
         function = Function(node, names, self._owners[-1] if self._owners else "")
+        function.entry = tuple(self.entry_of(node, names))
         names.own[node.name] = Value(function)
         self.functions.append(function)
 
@@ -331,7 +341,9 @@ class Follower(Calls):
                 if keyword.arg == "default_factory" and isinstance(keyword.value, ast.Lambda):
                     return self.value_of(keyword.value.body, names)
                 if keyword.arg == "default_factory":
-                    return self.unknown(keyword.value)
+                    made = self.value_of(keyword.value, names).data
+                    is_class = isinstance(made, Class) and not made.base
+                    return self._made(made, [], {}, node) if is_class else self.unknown(node)
             return None
         return None if node is None else self.value_of(node, names)
 
@@ -355,12 +367,14 @@ def follow(source: Source, line: CommandLine) -> Follower:
             for each in ast.walk(statement)
             if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)
         }
+        follower.enter()
         follower.hand_on()
         for function in list(follower.functions):
             # handed to somebody who calls them: what they are given is not known
             name = getattr(function.node, "name", "")
             if not function.is_followed and (name in used or not name):
-                follower.inlined(function, [], follower.parameters_of(function), function.node)
+                given = {**follower.parameters_of(function), **follower.named(function)}
+                follower.inlined(function, [], given, function.node)
         for made in [call for call in follower.calls if call.methods]:
             for value in list(made.attributes.values()):
                 method = value.data

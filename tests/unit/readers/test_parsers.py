@@ -1,0 +1,264 @@
+"""Parsers of command lines: what a script's arguments come to, by default and by the command."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+import memest
+
+_BODY = """
+model = AutoModelForCausalLM.from_pretrained({model})
+arguments = TrainingArguments(
+    "out", per_device_train_batch_size={batch}, gradient_accumulation_steps={accum}, bf16={bf16}
+)
+Trainer(model=model, args=arguments, train_dataset=data).train()
+"""
+_IMPORTS = "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+
+
+def _script(head: str, prefix: str = "", *, indent: int = 4, tail: str = "") -> str:
+    """A script whose head makes the arguments, and whose body trains with them."""
+    names = {name: f"{prefix}{name}" for name in ("model", "batch", "accum", "bf16")}
+    body = textwrap.indent(_BODY.format(**names), " " * indent)
+    return f"{_IMPORTS}{textwrap.dedent(head)}{body}\n{textwrap.dedent(tail)}"
+
+
+_ARGPARSE = _script(
+    """
+    import argparse
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", "-m", type=str, default="gpt2")
+    parser.add_argument("--batch", "-b", "--batch_size", dest="batch", type=int, default=8)
+    parser.add_argument("--accum", type=int, default="2")
+    parser.add_argument("--bf16", type=bool, default=False)
+    args = parser.parse_args()
+    """,
+    "args.",
+    indent=0,
+)
+_CLICK = _script(
+    """
+    import click
+    @click.command()
+    @click.option("--model", default="gpt2")
+    @click.option("--batch", "-b", default=8)
+    @click.option("--accumulate", "accum", type=int, default=2)
+    @click.option("--bf16/--no-bf16", default=False)
+    @click.argument("folder")
+    def main(model, batch, accum, bf16, folder):
+    """,
+    tail="main()",
+)
+_CLICK_GROUP = _script(
+    """
+    import click
+    @click.group()
+    def cli():
+        pass
+    @cli.command()
+    @click.option("--batch", default=100)
+    def evaluate(batch):
+        model = AutoModelForCausalLM.from_pretrained("gpt2-xl")
+        Trainer(model=model, args=TrainingArguments("o", per_device_train_batch_size=batch)).train()
+    @cli.command("fit")
+    @click.option("--model", default="gpt2")
+    @click.option("--batch", default=8)
+    @click.option("--accum", default=2)
+    @click.option("--bf16", is_flag=True)
+    def fit(model, batch, accum, bf16):
+    """,
+    tail="cli()",
+)
+_TYPER = _script(
+    """
+    import typer
+    from typing_extensions import Annotated
+    app = typer.Typer()
+    @app.command()
+    def main(
+        model: str = "gpt2",
+        batch: int = typer.Option(8, "--batch-size", "-b"),
+        accum: Annotated[int, typer.Option(help="micro-steps")] = 2,
+        bf16: bool = False,
+    ):
+    """,
+    tail="app()",
+)
+_FIRE = _script(
+    """
+    import fire
+    def main(model="gpt2", batch=8, accum=2, bf16=False):
+    """,
+    tail="fire.Fire(main)",
+)
+_FIRE_NAMES = _FIRE.replace("fire.Fire(main)", 'fire.Fire({"train": main})')
+_ABSL = _script(
+    """
+    from absl import app, flags
+    FLAGS = flags.FLAGS
+    flags.DEFINE_string("model", "gpt2", "")
+    flags.DEFINE_integer("batch", 8, "")
+    _ACCUM = flags.DEFINE_integer("accum", 2, "")
+    flags.DEFINE_bool("bf16", False, "")
+    def main(argv):
+        accum = _ACCUM.value
+    """,
+    "FLAGS.",
+    tail="app.run(main)",
+)
+_TYRO = _script(
+    """
+    import tyro
+    from dataclasses import dataclass, field
+    @dataclass
+    class Steps:
+        accum: int = 2
+    @dataclass
+    class Args:
+        model: str = "gpt2"
+        batch: int = 8
+        bf16: bool = False
+        steps: Steps = field(default_factory=Steps)
+    def main(args: Args):
+    """,
+    "args.",
+    tail="tyro.cli(main)",
+).replace("args.accum", "args.steps.accum")
+_OMEGACONF = _script(
+    """
+    from dataclasses import dataclass
+    from omegaconf import OmegaConf
+    @dataclass
+    class Config:
+        model: str = "gpt2"
+        batch: int = 8
+        bf16: bool = False
+    cfg = OmegaConf.structured(Config)
+    cfg = OmegaConf.merge(cfg, OmegaConf.create({"accum": 2}), OmegaConf.from_cli())
+    """,
+    "cfg.",
+    indent=0,
+)
+
+DEFAULTS = ("gpt2", 8, 2, "fp32")
+COMMANDS = {
+    "argparse, defaults": (_ARGPARSE, "", DEFAULTS),
+    "argparse, the last of two counts": (_ARGPARSE, "--batch 2 -b 3", ("gpt2", 3, 2, "fp32")),
+    "argparse, short without a space": (_ARGPARSE, "-b4 -m gpt2-xl", ("gpt2-xl", 4, 2, "fp32")),
+    "argparse, beginnings": (_ARGPARSE, "--mod gpt2-xl --acc=4", ("gpt2-xl", 8, 4, "fp32")),
+    "argparse, any text is true": (_ARGPARSE, "--bf16 False", ("gpt2", 8, 2, "bf16")),
+    "click, defaults": (_CLICK, "data", DEFAULTS),
+    "click": (_CLICK, "-b 4 --accumulate=8 --bf16 data", ("gpt2", 4, 8, "bf16")),
+    "click, switched off": (_CLICK, "data --no-bf16", DEFAULTS),
+    "click, a command of a group": (_CLICK_GROUP, "fit --batch 4 --bf16", ("gpt2", 4, 2, "bf16")),
+    "typer, defaults": (_TYPER, "", DEFAULTS),
+    "typer": (_TYPER, "-b 4 --accum 3 --bf16", ("gpt2", 4, 3, "bf16")),
+    "fire, defaults": (_FIRE, "", DEFAULTS),
+    "fire, by place and by name": (_FIRE, "gpt2-xl --batch=4 --bf16", ("gpt2-xl", 4, 2, "bf16")),
+    "fire, switched off": (_FIRE.replace("bf16=False", "bf16=True"), "--nobf16", DEFAULTS),
+    "fire, functions by name": (_FIRE_NAMES, "train --batch 4", ("gpt2", 4, 2, "fp32")),
+    "absl, defaults": (_ABSL, "", DEFAULTS),
+    "absl": (_ABSL, "--batch=4 --accum 3 --bf16", ("gpt2", 4, 3, "bf16")),
+    "absl, switched off": (_ABSL.replace('"bf16", False', '"bf16", True'), "--nobf16", DEFAULTS),
+    "tyro, defaults": (_TYRO, "", DEFAULTS),
+    "tyro": (_TYRO, "--args.batch 4 --args.steps.accum 3 --args.bf16", ("gpt2", 4, 3, "bf16")),
+    "OmegaConf, defaults": (_OMEGACONF, "", DEFAULTS),
+    "OmegaConf": (_OMEGACONF, "batch=4 bf16=true", ("gpt2", 4, 2, "bf16")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_a_command_says_reaches_the_run(name, tmp_path, monkeypatch):
+    """The model, batch, micro-steps and precision are those that the parser would hand on."""
+    text, words, expected = COMMANDS[name]
+    (tmp_path / "train.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+
+    run = memest.read_command(f"python train.py {words}")
+
+    found = tuple(run.options.get(key) for key in ("batch", "grad_accum", "precision"))
+    assert expected == (run.model, *found)
+    assert not [each for each in run.not_modelled if "cannot be told" in each.why]
+    assert "--batch" not in str([each.key for each in run.ignored])
+
+
+@pytest.mark.parametrize("name", [each for each in COMMANDS if "defaults" in each])
+def test_a_script_alone_has_its_defaults(name, tmp_path):
+    """Without a command no argument of a script is known to be any but its default."""
+    (tmp_path / "train.py").write_text(COMMANDS[name][0])
+
+    run = memest.read_config(tmp_path / "train.py")
+
+    found = tuple(run.options.get(key) for key in ("batch", "grad_accum", "precision"))
+    assert (run.model, *found) == DEFAULTS
+
+
+def test_what_has_no_default_is_not_guessed(tmp_path, monkeypatch):
+    """An argument that a command must have, and has not, is named."""
+    text = _CLICK.replace('"--batch", "-b", default=8', '"--batch", "-b", required=True')
+    (tmp_path / "train.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+
+    run = memest.read_command("python train.py data")
+
+    assert "--batch of the command line" in str(run.not_modelled)
+
+
+_HYDRA = _script(
+    """
+    import hydra
+    @hydra.main(version_base=None, config_path="conf", config_name="train")
+    def main(cfg):
+    """,
+    "cfg.train.",
+    tail="main()",
+).replace("cfg.train.model", "cfg.model.name")
+_CONF = {
+    "train.yaml": "defaults:\n- model: small\n- optional local: x\n- _self_\n"
+    "size: 8\ntrain: {batch: '${size}', accum: 2, bf16: false}\n",
+    "model/small.yaml": "name: gpt2\n",
+    "model/large.yaml": "defaults:\n- small\n- _self_\nname: gpt2-large\n",
+    "experiment/big.yaml": "# @package _global_\ndefaults:\n- override /model: large\n"
+    "train:\n  accum: 16\n",
+}
+HYDRA = {
+    "": DEFAULTS,
+    "train.batch=4 train.bf16=true": ("gpt2", 4, 2, "bf16"),
+    "size=3": ("gpt2", 3, 2, "fp32"),
+    "model=large": ("gpt2-large", 8, 2, "fp32"),
+    "+experiment=big": ("gpt2-large", 8, 16, "fp32"),
+    "+experiment=big model=small train.accum=1": ("gpt2", 8, 1, "fp32"),
+}
+"""Words of a command, and what Hydra 1.3.8 composes of the files above."""
+
+
+@pytest.mark.parametrize("words", HYDRA)
+def test_settings_of_hydra_are_composed(words, tmp_path, monkeypatch):
+    """Groups, packages, overrides of groups, references and words of the command."""
+    for name, text in {"train.py": _HYDRA, **{f"conf/{k}": v for k, v in _CONF.items()}}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+
+    run = memest.read_command(f"python train.py {words}")
+
+    found = tuple(run.options.get(key) for key in ("batch", "grad_accum", "precision"))
+    assert HYDRA[words] == (run.model, *found)
+
+
+@pytest.mark.parametrize("words", ["~model", "-m train.batch=1,2", "--config-path=../other"])
+def test_settings_that_hydra_makes_otherwise_are_not_guessed(words, tmp_path, monkeypatch):
+    """What is not composed here leaves every value unknown, and says so."""
+    (tmp_path / "train.py").write_text(_HYDRA)
+    (tmp_path / "conf/model").mkdir(parents=True)
+    for name, text in _CONF.items():
+        (tmp_path / "conf" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "conf" / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+
+    run = memest.read_command(f"python train.py {words}")
+
+    assert run.model is None
+    assert "cannot be told" in str(run.not_modelled)
