@@ -267,8 +267,8 @@ def _prepared(document: CallDocument, found: Found) -> None:
             continue
         document.say("prepare_kbit", True, call.line)
         value = call.argument(1, "use_gradient_checkpointing")
-        if quantised and (value is None or value.data is True):
-            document.say("gradient_checkpointing", True, call.line)
+        if quantised and (value is None or value.data is not False):
+            document.put("gradient_checkpointing", value or Value(True), call)
             kwargs = call.argument(2, "gradient_checkpointing_kwargs")
             if kwargs is not None and kwargs.data:
                 document.put("gradient_checkpointing_kwargs", kwargs, call)

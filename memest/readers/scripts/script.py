@@ -85,6 +85,10 @@ class Script:
             if whole in last:
                 last = {name: each for name, each in last.items() if name not in parts_of_it}
         defaults = [value for value in values if value.level is Level.DEFAULT]
+        if "prepare_kbit" in last and not any(each.option == "checkpointing" for each in values):
+            # a script that prepares its base says whether that switches checkpointing on
+            why = f"{self.found.source.name}: nothing switches it on"
+            defaults.append(ReadValue("checkpointing", "none", why, Level.DEFAULT))
         return DocumentReading(
             source=self.found.source.name,
             format=parts[0].format,
