@@ -113,7 +113,8 @@ class Quantization:
     prepare: bool | None = option(
         None,
         "Whether peft.prepare_model_for_kbit_training is called: it makes float32 of what is not "
-        "quantised; left out, it is wherever adapters are trained.",
+        "quantised, and switches checkpointing on unless --checkpointing none says otherwise; "
+        "left out, it is wherever adapters are trained.",
         name="prepare_kbit",
     )
     bits: int | None = None

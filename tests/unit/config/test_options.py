@@ -255,14 +255,39 @@ def test_trl_loads_a_model_by_name_in_float32(options, dtype):
     assert setup_from_options(**options).dtype == dtype
 
 
+LORA_16 = {"lora_r": 16}
+
+
 @pytest.mark.parametrize(
     ("options", "checkpointing"),
     [
-        ({}, "full"),
-        ({"checkpointing": "none"}, "none"),
-        ({"checkpointing": "every_n:2"}, "every_n:2"),
-        ({"prepare_kbit": False}, "none"),
+        ({"qlora": True}, "full"),
+        ({"load_in_4bit": True, **LORA_16}, "full"),
+        ({"load_in_8bit": True, "peft": "ia3"}, "full"),
+        ({"quantization": {"load_in_4bit": True}, **LORA_16}, "full"),
+        ({"load_in_4bit": True, "loop": "plain"}, "none"),
+        (LORA_16, "none"),
+        *(
+            ({**asked, **more}, said)
+            for asked in ({"qlora": True}, {"load_in_4bit": True, **LORA_16})
+            for more, said in (
+                ({"checkpointing": "none"}, "none"),
+                ({"checkpointing": "every_n:2"}, "every_n:2"),
+                ({"prepare_kbit": False}, "none"),
+            )
+        ),
     ],
 )
-def test_peft_prepares_a_base_of_4_bits_with_checkpointing(options, checkpointing):
-    assert setup_from_options(qlora=True, **options).checkpointing == checkpointing
+def test_a_base_that_peft_prepares_is_recomputed_unless_told_otherwise(options, checkpointing):
+    """One rule, however the base and its adapters were asked for (``utils/other.py`` of peft)."""
+    assert setup_from_options(**options).checkpointing == checkpointing
+
+
+def test_a_setup_that_is_changed_keeps_its_checkpointing():
+    """What was decided once is not decided anew by a change of another option."""
+    before = setup_from_options(batch=2, **LORA_16)
+
+    after = setup_from_options(before, load_in_4bit=True)
+
+    assert after.prepares_base
+    assert after.checkpointing == "none"
