@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from memest.config.compatibility import check_scaled
 from memest.config.deepspeed import with_hidden_size
 from memest.config.inputs import NO_INPUTS, ModuleInputs, check_own_parts
-from memest.config.options import HARMLESS_ARGUMENTS, find_option
+from memest.config.options import find_option, is_harmless
 from memest.config.parallelism import ONE_GPU
 from memest.config.quantization import own_quantization, prepares_base
 from memest.config.setup import SdpaBackend, Setup, Task
@@ -195,7 +195,7 @@ class Profiler:
         That is the batch of the example inputs, and the checkpointing of a base that is quantised
         already and prepared by peft. Without options the setup was given whole.
         """
-        named = {find_option(name).name for name in options if name not in HARMLESS_ARGUMENTS}
+        named = {find_option(k).name for k, value in options.items() if not is_harmless(k, value)}
         source = self._tracer.source
         config = None if source is None else source.config
         if config is not None and named and request.quantization is None:

@@ -213,12 +213,15 @@ class Calls(Entries):
             is_builtin = isinstance(node.func, ast.Name) and names.find(node.func.id) is None
             if is_builtin and isinstance(node.func, ast.Name):
                 self._note_setattr(node.func.id, node, arguments)
+                first = arguments[0] if arguments else Value(None)
                 if node.func.id in ("filter", "list", "tuple", "iter") and arguments:
                     weights = arguments[-1]
                     if is_over_weights(weights):
                         return self._chosen(node, weights, _condition(arguments[:-1]))
                     if isinstance(weights.data, Part):
                         return weights
+                if node.func.id == "vars" and arguments and not isinstance(first.data, Unknown):
+                    return first
                 if node.func.id == "open" and arguments and isinstance(arguments[0].data, str):
                     name = arguments[0].data
                     return arguments[0].with_data(OpenFile(as_text(node), node.lineno, name))
@@ -407,6 +410,7 @@ class Calls(Entries):
             return Value(plain)
         made = self._note(kind.base or kind.name, node.lineno, arguments, {**fields, **keywords})
         made.subclass, made.methods = kind.name, frozenset(kind.methods)
+        made.own = frozenset(kind.fields)
         for name, method in kind.methods.items():
             if name != "__init__":
                 made.attributes[name] = Value(method.bound(made, kind))

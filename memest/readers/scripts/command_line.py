@@ -246,7 +246,10 @@ def _filled(kind: Any, line: CommandLine, rest: Mapping[str, Value], place: int)
         values = {name: line.value_of(name, default) for name, default in kind.fields.items()}
         if not kind.base:
             return Namespace(values)
-        return Call(kind.base, place, keywords={**values, **rest}, subclass=kind.name)
+        whole = {**values, **rest}
+        return Call(
+            kind.base, place, keywords=whole, subclass=kind.name, own=frozenset(kind.fields)
+        )
     if isinstance(kind, Symbol):
         made = Call(kind.path, place, keywords=dict(rest))
         of_models = "ModelConfig" if kind.name == "ModelConfig" else "TrainingArguments"

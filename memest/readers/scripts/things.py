@@ -163,6 +163,7 @@ class Call:
         without_grad: it stands under ``torch.no_grad()``, or what is as good.
         owner: the class of the script that it stands in.
         subclass: the class of the script that stands for the library's.
+        own: fields that this class adds.
         methods: those that the class of the script has.
         attributes: what was assigned to it.
         deleted: ``del`` took it.
@@ -182,6 +183,7 @@ class Call:
     without_grad: bool = False
     owner: str = ""
     subclass: str = ""
+    own: frozenset[str] = frozenset()
     methods: frozenset[str] = frozenset()
     attributes: dict[str, Value] = field(default_factory=dict)
     deleted: bool = False

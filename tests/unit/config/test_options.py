@@ -12,7 +12,7 @@ import pytest
 import memest
 from memest.config.option import Kind
 from memest.config.option_table import OPTIONS
-from memest.config.options import find_option, setup_from_options
+from memest.config.options import HARMLESS_ARGUMENTS, find_option, setup_from_options
 from memest.config.setup import Setup, Software
 from memest.errors import ConfigError
 
@@ -291,3 +291,24 @@ def test_a_setup_that_is_changed_keeps_its_checkpointing():
 
     assert after.prepares_base
     assert after.checkpointing == "none"
+
+
+def test_a_dump_of_training_arguments_is_taken_from_python(tmp_path):
+    """All fields, with what they are unless named; what says something is read as ever."""
+    from transformers import Seq2SeqTrainingArguments
+
+    named = {"per_device_train_batch_size": 3, "max_grad_norm": 0.5, "adam_beta2": 0.95}
+    dump = Seq2SeqTrainingArguments(str(tmp_path), **named).to_dict()
+
+    setup = setup_from_options(**dump)
+
+    assert (setup.batch, setup.max_grad_norm) == (3, 0.5)
+    for name, value in {"label_smoothing_factor": 0.1, "auto_find_batch_size": True}.items():
+        with pytest.raises(ConfigError, match=name):
+            setup_from_options(**{**dump, name: value})
+
+
+def test_no_option_is_passed_over():
+    assert HARMLESS_ARGUMENTS.isdisjoint(
+        keyword for option in OPTIONS for keyword in option.keywords
+    )

@@ -262,3 +262,48 @@ def test_settings_that_hydra_makes_otherwise_are_not_guessed(words, tmp_path, mo
 
     assert run.model is None
     assert "cannot be told" in str(run.not_modelled)
+
+
+_OWN_ARGUMENTS = """
+import argparse
+from dataclasses import dataclass, field
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, HfArgumentParser
+from transformers import Trainer, TrainingArguments
+@dataclass
+class ModelArguments:
+    model: str = "gpt2"
+@dataclass
+class Arguments(TrainingArguments):
+    bits: int = field(default=4)
+    use_lora: bool = True
+    per_device_train_batch_size: int = 3
+models, arguments = HfArgumentParser((ModelArguments, Arguments)).parse_args_into_dataclasses()
+args = argparse.Namespace(**vars(models), **vars(arguments))
+"""
+_IN_FULL = "model = AutoModelForCausalLM.from_pretrained(args.model)\n"
+_BY_BITS = (
+    "how = BitsAndBytesConfig(load_in_4bit=args.bits == 4, load_in_8bit=args.bits == 8)\n"
+    "model = AutoModelForCausalLM.from_pretrained(args.model, quantization_config=how)\n"
+    "model = get_peft_model(model, LoraConfig(r=8))\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("load", "words", "bits"),
+    [(_IN_FULL, "", 16), (_IN_FULL, "--bits 8", 16), (_BY_BITS, "", 4), (_BY_BITS, "--bits 8", 8)],
+)
+def test_fields_of_ones_own_mean_what_the_code_makes_of_them(
+    load, words, bits, tmp_path, monkeypatch
+):
+    """A trainer takes no ``bits`` and no ``use_lora``: only what the load is given counts."""
+    end = "Trainer(model=model, args=arguments, train_dataset=data).train()\n"
+    (tmp_path / "train.py").write_text(f"{_OWN_ARGUMENTS}{load}{end}")
+    monkeypatch.chdir(tmp_path)
+
+    setup = memest.read_command(f"python train.py {words}").setup
+
+    found = None if setup.quantization is None else setup.quantization.format.value[-4]
+    assert found == (None if bits == 16 else str(bits))
+    assert (setup.adapter is not None) == (bits != 16)
+    assert setup.batch == 3
