@@ -212,7 +212,8 @@ def _check_variables(command: Command, place: str, start: str) -> None:
         elif start and (variable.isdigit() or variable in "@*#"):
             how = f"what it is given. Write it behind: memest read -- {start} ..."
         elif not variable.isidentifier() or not start:
-            how = f"what the {'script' if start else 'notebook'} computes. Write the launch command out: memest read -- ..."
+            who = "script" if start else "notebook"
+            how = f"what the {who} computes. Write the launch command out: memest read -- ..."
         else:
             how = (
                 "not set in it for certain. Write it in front: memest read -- "

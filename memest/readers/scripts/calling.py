@@ -290,6 +290,8 @@ class Calls(Entries):
         if name.endswith("_like") and target.library == "torch" and self._loops_over_weights:
             self._note(COPIES_OF_WEIGHTS, node.lineno, arguments, keywords)
         first = arguments[0] if arguments else Value(None)
+        if target.path == "deepspeed.add_config_arguments":
+            return first
         settings = self.settings(target, node, arguments)
         if settings is not None:
             return settings

@@ -53,6 +53,8 @@ class Source:
 
     def place(self, line: int) -> str:
         """Where a line is: ``train.py:41``, ``colab.ipynb:cell 3, line 2``."""
+        if not line:
+            return self.name  # no line of it, but what none of them says
         before = [cell for cell in self.cells if cell[0] <= line]
         if not before:
             return f"{self.name}:{line}"

@@ -307,3 +307,18 @@ def test_fields_of_ones_own_mean_what_the_code_makes_of_them(
     assert found == (None if bits == 16 else str(bits))
     assert (setup.adapter is not None) == (bits != 16)
     assert setup.batch == 3
+
+
+def test_a_model_of_a_library_that_is_not_built_is_no_model_of_transformers(tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import torch\nfrom diffusers import UNet2DConditionModel\n"
+        "unet = UNet2DConditionModel.from_pretrained('some/pipeline', subfolder='unet')\n"
+        "optimizer = torch.optim.AdamW(unet.parameters())\n"
+        "for batch in torch.utils.data.DataLoader(data, batch_size=4):\n"
+        "    unet(batch).sample.mean().backward()\n    optimizer.step()\n"
+    )
+
+    run = memest.read_config(tmp_path / "train.py")
+
+    assert run.model is None
+    assert "diffusers.UNet2DConditionModel" in run.model_problem
