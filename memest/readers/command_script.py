@@ -74,9 +74,15 @@ def read_script_command(
     arguments = read_negations(arguments)
     document, known_script = complete_arguments(PurePath(program).stem, arguments)
     source, folder, document_format = known_script or "command", None, file_format
+    unclear: ConfigError | None = None
+    recognised_format = file_format
     if file is not None:
         content, folder_of_file = open_document(file, origin)
-        recognised_format = file_format or recognise(content, file)
+        try:
+            recognised_format = file_format or recognise(content, file)
+        except ConfigError as error:
+            unclear = error  # of the script's own settings, which it reads itself
+    if file is not None and recognised_format is not None:
         if recognised_format.name in ("accelerate", "deepspeed", "peft"):
             readings.append(read_as(recognised_format, content, {}, file, folder_of_file))
         else:
@@ -89,6 +95,8 @@ def read_script_command(
     environment = None if command.launchers else command.environment
     line = CommandLine(command.words, {**document, **arguments}, environment)
     script, why = _script_here(program, line)
+    if script is None and unclear is not None:
+        raise unclear
     if script is not None:
         reading = script.reading()
         ignore_words(keys, [word for word in positionals if word not in line.words_taken])

@@ -114,7 +114,6 @@ class Calls(Entries):
         super().__init__(source, line)
         self.gpu_questions: list[int] = []
         self.classes: list[Class] = []
-        self.names = Names()
         self.names.own["__name__"] = Value("__main__")
         self._conditions: list[ast.expr] = []
         self._divisors: list[Value] = []
@@ -222,6 +221,13 @@ class Calls(Entries):
                         return weights
                 if node.func.id == "vars" and arguments and not isinstance(first.data, Unknown):
                     return first
+                if node.func.id == "exec" and self._line.words:
+                    self.forget_values("what exec runs may set it")
+                if node.func.id in ("getattr", "hasattr") and isinstance(first.data, Namespace):
+                    entry = arguments[1].data if len(arguments) > 1 else None
+                    if isinstance(entry, str) and entry in first.data.values:
+                        found = first.data.values[entry]
+                        return found if node.func.id == "getattr" else Value(True)
                 if node.func.id == "open" and arguments and isinstance(arguments[0].data, str):
                     name = arguments[0].data
                     return arguments[0].with_data(OpenFile(as_text(node), node.lineno, name))
@@ -319,6 +325,9 @@ class Calls(Entries):
             method = data.methods[name]
             method = method.bound(None, data) if isinstance(data, Class) else method
             return self.inlined(method, arguments, keywords, node)
+        if isinstance(data, Namespace) and name == "update":
+            entries = arguments[0].data if arguments else None
+            data.update(entries, self.unknown(node), told=not self._conditions)
         if isinstance(data, (dict, list, str)) or data is None:
             if isinstance(data, list) and self._loops:
                 self._note(name, node.lineno, arguments, {}, receiver=Unknown(as_text(node.func)))
@@ -366,9 +375,13 @@ class Calls(Entries):
             told = arguments[2] if not self._conditions else self.unknown(node)
             if isinstance(base, Call):
                 base.attributes[entry] = told
+            elif isinstance(base, Namespace):
+                base.values[entry] = told
             self._note(f"={entry}", node.lineno, arguments[2:], {}, receiver=base)
         elif isinstance(base, Call):
             base.keywords["**"] = self.unknown(node)
+        elif isinstance(base, Namespace):
+            base.update(None, self.unknown(node), told=False)
 
     def _note_part(self, node: ast.Call, base: Value, names: Names, arguments: list[Value]) -> None:
         """A change of a part, ``model.lm_head.float()``, as if something were put there."""

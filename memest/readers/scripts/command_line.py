@@ -175,7 +175,8 @@ def parsed_arguments(parser: Call, added: Iterable[Call], line: CommandLine) -> 
         if not option.flags and not option.off:
             values[name] = Value(Unknown(f"{name} of the command line", call.line))
             continue
-        changed = parser.attributes.get(name)  # by set_defaults
+        # by set_defaults, of what a file says, perhaps
+        changed = parser.attributes.get(name, parser.attributes.get("**"))
         default = changed or call.keywords.get("default") or Value(option.otherwise)
         required, kind = (call.keywords.get(each) for each in ("required", "type"))
         is_required = required is not None and required.data is True

@@ -15,7 +15,7 @@ from memest.readers.scripts.hydra import compose
 from memest.readers.scripts.parameters import absl_flag, of_click, of_fire, of_signature
 from memest.readers.scripts.settings_files import made_settings
 from memest.readers.scripts.source import Source
-from memest.readers.scripts.things import Call, Function, Symbol, Unknown, Value
+from memest.readers.scripts.things import Call, Function, Namespace, Symbol, Unknown, Value
 
 __all__ = ["Entries", "parameters"]
 
@@ -30,15 +30,23 @@ class Entries(Expressions):
 
     Attributes:
         calls: in the order in which they are made.
+        names: of the module.
     """
 
     def __init__(self, source: Source, line: CommandLine) -> None:
         super().__init__(source.name)
         self.calls: list[Call] = []
+        self.names = Names()
         self._folder = source.folder
         self._line = line
         self._argv = [source.name, *(line.words or ())]
         self._flags: dict[str, Value] = {}
+
+    def forget_values(self, why: str) -> None:
+        """Plain values of the module are not known any more: code that is not read may set them."""
+        for name, value in self.names.own.items():
+            if isinstance(value.data, (str, int, float)) and not name.startswith("__"):
+                self.names.own[name] = Value(Unknown(f"{name}: {why}"))
 
     def of_command(self, path: str) -> Value | None:
         """What the command says of a library's name: ``sys.argv``, a flag of absl; else None."""
@@ -144,17 +152,15 @@ class Entries(Expressions):
 
     def of_parser(self, parser: Call, call: Call) -> Value | None:
         """What the methods of parsers of arguments return, None for anything else."""
-        if parser.name == "ArgumentParser":
+        if parser.name in ("ArgumentParser", "add_parser"):
             if call.name == "set_defaults":
                 parser.attributes.update(call.keywords)
             if call.name in ("parse_args", "parse_known_args"):
-                words = call.argument(0, "args")
-                own = [] if words is None or not isinstance(words.data, list) else words.data
-                is_own = bool(own) and all(isinstance(each, str) for each in own)
-                line = CommandLine(tuple(own)) if is_own else self._line
-                added = (each for each in self.calls if each.receiver is parser)
-                options = [each for each in added if each.name == "add_argument"]
-                namespace = parsed_arguments(parser, options, line)
+                given = call.argument(0, "args")
+                own = given.data if given is not None and isinstance(given.data, list) else None
+                is_own = own is not None and all(isinstance(each, str) for each in own)
+                line = CommandLine(tuple(own or ())) if is_own else self._line
+                namespace = self._parsed(parser, line)
                 whole = call.name == "parse_args"
                 return Value(
                     namespace if whole else [namespace, namespace.rest and namespace.rest.data]
@@ -166,6 +172,29 @@ class Entries(Expressions):
             single = len(values) == 1 and call.name == "parse"
             return values[0] if single else Value([each.data for each in values])
         return None
+
+    def _parsed(self, parser: Call, line: CommandLine) -> Namespace:
+        """What a parser makes of the words, with its parents and the command that they choose."""
+        parsers = [parser]
+        parents = parser.keywords.get("parents", Value([])).data
+        parsers += [each for each in parents if isinstance(each, Call)] if parents else []
+        chosen: dict[str, Value] = {}
+        for each in self.calls:
+            commands = each.receiver if each.name == "add_parser" else None
+            if not isinstance(commands, Call) or commands.receiver is not parser:
+                continue
+            name = each.argument(0, "name")
+            if name is not None and name.data in (line.words or ()) and not chosen:
+                line.words_taken.add(str(name.data))
+                parsers.append(each)
+                chosen = {str((commands.keywords.get("dest") or Value("")).data): name}
+        added = (each for each in self.calls if each.name == "add_argument")
+        options = [each for each in added if any(each.receiver is part for part in parsers)]
+        for part in parsers[1:]:
+            parser.attributes.update(part.attributes)
+        namespace = parsed_arguments(parser, options, line)
+        namespace.values.update(chosen)
+        return namespace
 
     def defaults(self, function: Function) -> dict[str, Value]:
         """The defaults of a function's parameters, of those that have one."""

@@ -208,6 +208,8 @@ class Expressions:
         if isinstance(data, Symbol):
             return base.with_data(Symbol(f"{data.path}.{node.attr}"))
         if isinstance(data, Namespace):
+            if node.attr == "__dict__":
+                return base
             method = data.methods.get(node.attr)
             found = data.values.get(node.attr, data.rest if method is None else Value(method))
             return self.unknown(node) if found is None else found

@@ -301,6 +301,20 @@ class Namespace:
     rest: Value | None = None
     methods: dict[str, Function] = field(default_factory=dict)
 
+    def update(self, entries: object, unknown: Value, *, told: bool) -> None:
+        """Give entries of a mapping to it; where they cannot be told, none of its is known.
+
+        Args:
+            entries: a mapping, or anything else.
+            unknown: what stands for what cannot be told.
+            told: it surely runs.
+        """
+        if isinstance(entries, dict):
+            self.values |= {k: Value(v) if told else unknown for k, v in entries.items()}
+        else:
+            self.values.clear()
+            self.rest = unknown
+
 
 def known(data: Any) -> Any:
     """Data as a document has it: names of libraries as words, unknown things as they are.

@@ -298,5 +298,5 @@ def test_fabric_says_what_a_trainer_would(write):
 def test_a_configuration_of_lightnings_command_line_is_refused_by_its_name(write):
     file = write("config.yaml", "trainer: {devices: 2}\nmodel: {class_path: a.B}\n")
 
-    with pytest.raises(ConfigError, match="of Lightning's command line.*--loop lightning"):
+    with pytest.raises(ConfigError, match=r"of Lightning's command line.*--loop lightning"):
         memest.read_config(file)

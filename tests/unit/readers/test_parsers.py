@@ -206,6 +206,108 @@ def test_what_has_no_default_is_not_guessed(tmp_path, monkeypatch):
     assert "--batch of the command line" in str(run.not_modelled)
 
 
+_SETTINGS = "batch: 16\nmodel: gpt2-medium\n"
+_READ = 'yaml.safe_load(open("settings.yaml"))'
+CHANGES = {
+    f"for k, v in {_READ}.items():\n    setattr(args, k, v)": ("gpt2-medium", 16),
+    f"for k, v in {_READ}.items():\n    if hasattr(args, k):\n        setattr(args, k, v)": (
+        "gpt2-medium", 16,
+    ),
+    f"args.__dict__.update({_READ})": ("gpt2-medium", 16),
+    f"vars(args).update({_READ})": ("gpt2-medium", 16),
+    "vars(args).update(elsewhere())": (None, 8),
+    "for k, v in elsewhere().items():\n    setattr(args, k, v)": (None, 8),
+    "if elsewhere():\n    args.__dict__.update({'model': 'x'})": (None, 5),
+}  # fmt: skip
+"""What is done to arguments behind the parser, and the model and the batch that follow."""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_arguments_that_are_changed_behind_the_parser(change, tmp_path, monkeypatch):
+    """A file over the command line, as many scripts have it; what cannot be told is not known."""
+    text = _ARGPARSE.replace(
+        "args = parser.parse_args()\n", f"args = parser.parse_args()\n{change}\n"
+    )
+    (tmp_path / "train.py").write_text(f"import yaml\n{text}")
+    (tmp_path / "settings.yaml").write_text(_SETTINGS)
+    monkeypatch.chdir(tmp_path)
+
+    run = memest.read_command("python train.py --batch 5")
+
+    known = [each for each in run.not_modelled if "per_device_train_batch_size" in each.key]
+    model, batch = CHANGES[change]
+    assert run.model == model
+    assert (run.options["batch"] == batch) or known
+
+
+@pytest.mark.parametrize(("words", "expected"), [
+    ("", DEFAULTS),
+    ("-c settings.yaml", ("gpt2-medium", 16, 2, "fp32")),
+    ("--config settings.yaml --batch 5", ("gpt2-medium", 5, 2, "fp32")),
+])  # fmt: skip
+def test_a_file_of_the_scripts_own_gives_defaults(words, expected, tmp_path, monkeypatch):
+    """Two parsers: the first takes the file, whose values are the second's defaults."""
+    head = """
+    import argparse, yaml
+    first = argparse.ArgumentParser(add_help=False)
+    first.add_argument("-c", "--config", default="", type=str)
+    parser = argparse.ArgumentParser(parents=[first])
+    parser.add_argument("--model", default="gpt2")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--accum", type=int, default=2)
+    parser.add_argument("--bf16", action="store_true")
+    known, rest = first.parse_known_args()
+    if known.config:
+        with open(known.config) as file:
+            parser.set_defaults(**yaml.safe_load(file))
+    args = parser.parse_args(rest)
+    """
+    (tmp_path / "train.py").write_text(_script(head, "args.", indent=0))
+    (tmp_path / "settings.yaml").write_text(_SETTINGS)
+    monkeypatch.chdir(tmp_path)
+
+    run = memest.read_command(f"python train.py {words}")
+
+    found = tuple(run.options.get(key) for key in ("batch", "grad_accum", "precision"))
+    assert (run.model, *found) == expected
+
+
+def test_a_command_of_argparse_has_its_own_arguments(tmp_path, monkeypatch):
+    head = """
+    import argparse
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers(dest="what")
+    for_training = commands.add_parser("train")
+    for name, value in (("model", "gpt2"), ("x", 1)):
+        pass
+    for_training.add_argument("--model", default="gpt2")
+    for_training.add_argument("--batch", type=int, default=8)
+    for_training.add_argument("--accum", type=int, default=2)
+    for_training.add_argument("--bf16", action="store_true")
+    other = commands.add_parser("test")
+    other.add_argument("--batch", type=int, default=100)
+    args = parser.parse_args()
+    """
+    (tmp_path / "train.py").write_text(_script(head, "args.", indent=0))
+    monkeypatch.chdir(tmp_path)
+
+    run = memest.read_command("python train.py train --bf16")
+
+    assert (run.model, run.options["batch"], run.options["precision"]) == ("gpt2", 8, "bf16")
+
+
+def test_what_exec_runs_with_a_command_may_set_any_name(tmp_path, monkeypatch):
+    """As nanoGPT's ``configurator.py`` does with the words of the command."""
+    head = "model, batch, accum, bf16 = 'gpt2', 8, 2, False\nexec(open('configurator.py').read())\n"
+    (tmp_path / "train.py").write_text(_script(head, indent=0))
+    monkeypatch.chdir(tmp_path)
+
+    assert memest.read_config("train.py").options["batch"] == 8
+    told = memest.read_command("python train.py --batch=4")
+    assert told.model is None
+    assert "what exec runs may set it" in str(told.not_modelled)
+
+
 _HYDRA = _script(
     """
     import hydra
