@@ -80,8 +80,8 @@ _SETTERS = ("set_training", "set_optimizer", "set_evaluate", "set_dataloader")
 _PARAMETERS = ("parameters", "named_parameters")
 _WHOLE_MODELS = ("module", "_orig_mod")
 """Attributes by which wrappers have the model that they are given."""
-_RUNNERS = frozenset(("Fire", "run", "cli", "notebook_launcher"))
-"""Functions that call the one they are given: Fire's, Typer's, tyro's, accelerate's."""
+_RUNNERS = frozenset(("Fire", "run", "cli", "notebook_launcher", "spawn"))
+"""Functions that call the one they are given: Fire's, Typer's, tyro's, accelerate's, torch's."""
 
 
 def root_of(data: Any) -> Any:
@@ -308,8 +308,12 @@ class Calls(Entries):
         if name in _RUNNERS and isinstance(function, Function):
             passed = call.argument(1, "args")
             given = passed.data if passed is not None and isinstance(passed.data, list) else []
-            by_name = self.run_by(name, function) if name != "notebook_launcher" else {}
-            return self.inlined(function, [Value(each) for each in given], by_name, node)
+            placed = [Value(each) for each in given]
+            if name in ("notebook_launcher", "spawn"):
+                ranks = [Unknown("the rank of a process", node.lineno)] if name == "spawn" else []
+                self._line.use(() if passed is None else passed.given)
+                return self.inlined(function, [*map(Value, ranks), *placed], {}, node)
+            return self.inlined(function, placed, self.run_by(name, function), node)
         return self.declared_flag(call) or Value(call)
 
     def _method(

@@ -154,7 +154,7 @@ def of_fire(defaults: Mapping[str, Value | None], line: CommandLine) -> dict[str
         switched = key.removeprefix("no")
         value: object = True
         if equals:
-            value = plain_value(text)
+            value = _of_python(text)
         elif not name and key.startswith("no") and switched in defaults:
             name, value = switched, False
         elif queue and (not queue[0].startswith("-") or _NUMBER.match(queue[0])):
@@ -162,13 +162,13 @@ def of_fire(defaults: Mapping[str, Value | None], line: CommandLine) -> dict[str
                 queue.pop(0)
                 continue
             line.words_taken.add(queue[0])
-            value = plain_value(queue.pop(0))
+            value = _of_python(queue.pop(0))
         if name:
             line.words_taken.add(key)
             given[name] = value
     for name, word in zip([each for each in defaults if each not in given], loose, strict=False):
         line.words_taken.add(word)
-        given[name] = plain_value(word)
+        given[name] = _of_python(word)
     line.taken.update(given)
     out: dict[str, Value] = {}
     for name, default in defaults.items():
@@ -179,6 +179,20 @@ def of_fire(defaults: Mapping[str, Value | None], line: CommandLine) -> dict[str
         else:
             out[name] = default.beside(Value(None, defaults=(f"--{name}",)))
     return out
+
+
+def _of_python(text: str) -> object:
+    """A word as Fire takes it: a value of Python, whose names without quotes are texts.
+
+    Example:
+        >>> [_of_python(text) for text in ("8", "no", "[q_proj, 'v_proj']")]
+        [8, 'no', ['q_proj', 'v_proj']]
+    """
+    if text.startswith(("[", "(")) and text.endswith(("]", ")")):
+        parts = [part.strip().strip("'\"") for part in text[1:-1].split(",")]
+        return [plain_value(part) for part in parts if part]
+    value = plain_value(text)
+    return text if isinstance(value, bool) and text not in ("True", "False") else value
 
 
 def absl_flag(call: Call, line: CommandLine) -> tuple[str, Value] | None:

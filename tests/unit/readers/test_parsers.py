@@ -159,6 +159,10 @@ COMMANDS = {
     "fire, by place and by name": (_FIRE, "gpt2-xl --batch=4 --bf16", ("gpt2-xl", 4, 2, "bf16")),
     "fire, switched off": (_FIRE.replace("bf16=False", "bf16=True"), "--nobf16", DEFAULTS),
     "fire, functions by name": (_FIRE_NAMES, "train --batch 4", ("gpt2", 4, 2, "fp32")),
+    "fire, a list": (
+        _FIRE.replace("bf16=False", "bf16=False, names=()").replace("(model)", "(model[0])"),
+        "--model=[gpt2,x]", DEFAULTS,
+    ),
     "absl, defaults": (_ABSL, "", DEFAULTS),
     "absl": (_ABSL, "--batch=4 --accum 3 --bf16", ("gpt2", 4, 3, "bf16")),
     "absl, switched off": (_ABSL.replace('"bf16", False', '"bf16", True'), "--nobf16", DEFAULTS),
@@ -424,3 +428,62 @@ def test_a_model_of_a_library_that_is_not_built_is_no_model_of_transformers(tmp_
 
     assert run.model is None
     assert "diffusers.UNet2DConditionModel" in run.model_problem
+
+
+_PREPARED = """
+import fire
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Trainer, TrainingArguments
+def main(eight: bool = True):
+    how = BitsAndBytesConfig(load_in_8bit=eight)
+    model = AutoModelForCausalLM.from_pretrained(
+        "gpt2", quantization_config=how, torch_dtype="float16"
+    )
+    model = get_peft_model(prepare_model_for_kbit_training(model), LoraConfig(r=8))
+    Trainer(model=model, args=TrainingArguments("out", fp16=True)).train()
+fire.Fire(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("", (True, "float16", "full")), ("--noeight", (False, "float32", "none"))],
+)
+def test_a_base_that_is_prepared_and_not_quantised_becomes_float32(
+    words, expected, tmp_path, monkeypatch
+):
+    """peft casts it all the same, and switches no checkpointing on (``utils/other.py``)."""
+    (tmp_path / "train.py").write_text(_PREPARED)
+    monkeypatch.chdir(tmp_path)
+
+    setup = memest.read_command(f"python train.py {words}").setup
+
+    assert (setup.quantization is not None, str(setup.dtype), setup.checkpointing) == expected
+
+
+def test_what_spawn_hands_on_reaches_the_run(tmp_path, monkeypatch):
+    """``torch.multiprocessing.spawn`` calls a function with its rank and with these."""
+    head = """
+    import torch
+    import torch.multiprocessing as mp
+    def make(model):
+        return AutoModelForCausalLM.from_pretrained(model)
+    def main(rank, world, model, batch, accum, bf16):
+        make(model)
+    """
+    end = "mp.spawn(main, args=(2, 'gpt2', 4, 2, True), nprocs=2)"
+    (tmp_path / "train.py").write_text(
+        _script(head, tail=end)
+        .replace("    make(model)\n", "")
+        .replace(
+            "AutoModelForCausalLM.from_pretrained(model)\n    arguments",
+            "make(model)\n    arguments",
+        )
+    )
+    monkeypatch.chdir(tmp_path)
+
+    run = memest.read_config("train.py")
+
+    found = [run.options.get(key) for key in ("batch", "grad_accum", "precision", "num_gpus")]
+    assert (run.model, *found) == ("gpt2", 4, 2, "bf16", 2)
+    assert "further" not in str(run.not_modelled)
