@@ -76,6 +76,7 @@ def read_script_command(
     source, folder, document_format = known_script or "command", None, file_format
     unclear: ConfigError | None = None
     recognised_format = file_format
+    content: dict[str, Any] = {}
     if file is not None:
         content, folder_of_file = open_document(file, origin)
         try:
@@ -93,7 +94,8 @@ def read_script_command(
                 recognised_format,
             )
     environment = None if command.launchers else command.environment
-    line = CommandLine(command.words, {**document, **arguments}, environment)
+    named = {**(content if unclear else document), **arguments}
+    line = CommandLine(command.words, named, environment)
     script, why = _script_here(program, line)
     if script is None and unclear is not None:
         raise unclear

@@ -13,13 +13,19 @@ from memest.readers.scripts.command_line import (
 from memest.readers.scripts.expressions import Expressions, Names, as_text, path_of
 from memest.readers.scripts.hydra import compose
 from memest.readers.scripts.parameters import absl_flag, of_click, of_fire, of_signature
-from memest.readers.scripts.settings_files import made_settings
+from memest.readers.scripts.settings_files import made_settings, settings_of
 from memest.readers.scripts.source import Source
 from memest.readers.scripts.things import Call, Function, Namespace, Symbol, Unknown, Value
 
 __all__ = ["Entries", "parameters"]
 
 _LAUNCHER_VARIABLES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK")
+_OF_FILES = {
+    "parse_json_file": "json_file",
+    "parse_yaml_file": "yaml_file",
+    "parse_dict": "args",
+}
+"""Methods of HfArgumentParser that take no words, and what they take."""
 _CLICK = ("click", "rich_click", "asyncclick")
 _ENTERING = (*_CLICK, "typer", "hydra", "draccus", "pyrallis")
 """Libraries whose decorators make a function one that the command line fills."""
@@ -166,7 +172,14 @@ class Entries(Expressions):
                     namespace if whole else [namespace, namespace.rest and namespace.rest.data]
                 )
         if parser.name in PARSERS and call.name.startswith("parse"):
-            values = parsed_dataclasses(parser, self._line)
+            line = self._line
+            if call.name in _OF_FILES:
+                told = settings_of(call.argument(0, *_OF_FILES.values()), self._folder)
+                if told is not None:
+                    line = CommandLine(line.words, told)
+                elif not line.words:
+                    return Value(Unknown("arguments of a file", call.line))
+            values = parsed_dataclasses(parser, line)
             if "return_remaining_strings" in call.keywords:
                 values.append(Value([]))
             single = len(values) == 1 and call.name == "parse"

@@ -21,7 +21,7 @@ from memest.readers.scripts.things import (
     Value,
 )
 
-__all__ = ["made_settings", "merged", "overrides_of"]
+__all__ = ["made_settings", "merged", "overrides_of", "settings_of"]
 
 _READERS = frozenset(
     """yaml.safe_load yaml.load yaml.full_load json.load tomllib.load tomli.load toml.load
@@ -56,7 +56,7 @@ def made_settings(
     """
     first = arguments[0] if arguments else Value(None)
     if path in _READERS:
-        settings = _settings_of(first.data, folder)
+        settings = settings_of(first, folder)
         return unknown if settings is None else first.with_data(settings)
     if path in _OF_WORDS:
         words = first.data if isinstance(first.data, list) else line.words or ()
@@ -124,15 +124,18 @@ def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> Settings:
     return out
 
 
-def _settings_of(file: object, folder: Path | None) -> dict[str, Any] | None:
-    """The settings in a file that a script reads, None where they cannot be told.
+def settings_of(given: Value | None, folder: Path | None) -> dict[str, Any] | None:
+    """The settings that a script has, or reads from a file; None where they cannot be told.
 
     A file elsewhere than in the folders below, the working one's or the script's, is not looked at.
 
     Args:
-        file: as the script has it, open or by its name.
+        given: a mapping, a file that is open, or its name.
         folder: of the script.
     """
+    file = None if given is None else given.data
+    if isinstance(file, dict):
+        return file
     name = file.path if isinstance(file, OpenFile) else file
     if not isinstance(name, str) or name.startswith(("/", "~")) or "\\" in name:
         return None

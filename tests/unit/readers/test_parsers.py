@@ -487,3 +487,40 @@ def test_what_spawn_hands_on_reaches_the_run(tmp_path, monkeypatch):
     found = [run.options.get(key) for key in ("batch", "grad_accum", "precision", "num_gpus")]
     assert (run.model, *found) == ("gpt2", 4, 2, "bf16", 2)
     assert "further" not in str(run.not_modelled)
+
+
+_OWN_FILE = """
+import sys
+from dataclasses import dataclass
+from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
+@dataclass
+class Arguments:
+    name: str = "gpt2"
+    size: int = 8
+parser = HfArgumentParser((Arguments,))
+(args,) = {how}
+model = AutoModelForCausalLM.from_pretrained(args.name)
+Trainer(model=model, args=TrainingArguments("o", per_device_train_batch_size=args.size)).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "command", "expected"),
+    [
+        ("parser.parse_json_file(sys.argv[1])", "python train.py own.json", ("gpt2-medium", 16)),
+        ("parser.parse_json_file('own.json')", None, ("gpt2-medium", 16)),
+        ("parser.parse_dict({'size': 4})", None, ("gpt2", 4)),
+        ("parser.parse_json_file(sys.argv[1])", None, (None, 8)),
+        ("parser.parse_args_into_dataclasses()", "python train.py --size 2", ("gpt2", 2)),
+    ],
+)
+def test_dataclasses_of_a_file_have_its_values(how, command, expected, tmp_path, monkeypatch):
+    """And no defaults in their place where the file cannot be told."""
+    (tmp_path / "train.py").write_text(_OWN_FILE.replace("{how}", how))
+    (tmp_path / "own.json").write_text('{"name": "gpt2-medium", "size": 16}')
+    monkeypatch.chdir(tmp_path)
+
+    run = memest.read_config("train.py") if command is None else memest.read_command(command)
+
+    assert (run.model, run.options["batch"]) == expected
+    assert ("cannot be told" in str(run.not_modelled)) == (expected[0] is None)
