@@ -524,3 +524,20 @@ def test_dataclasses_of_a_file_have_its_values(how, command, expected, tmp_path,
 
     assert (run.model, run.options["batch"]) == expected
     assert ("cannot be told" in str(run.not_modelled)) == (expected[0] is None)
+
+
+def test_what_trls_functions_make_of_its_model_config_is_read_once(tmp_path, monkeypatch):
+    """``get_quantization_config`` beside a name, as TRL's own scripts had it."""
+    (tmp_path / "sft.py").write_text(
+        "from trl import ModelConfig, SFTConfig, SFTTrainer, TrlParser, get_quantization_config\n"
+        "arguments, model = TrlParser((SFTConfig, ModelConfig)).parse_args_and_config()\n"
+        "how = dict(quantization_config=get_quantization_config(model))\n"
+        "arguments.model_init_kwargs = how\n"
+        "SFTTrainer(model=model.model_name_or_path, args=arguments, train_dataset=data).train()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+
+    run = memest.read_command("python sft.py --model_name_or_path gpt2 --use_peft --load_in_4bit")
+
+    assert run.setup.quantization is not None
+    assert "quantization_config" not in str(run.not_modelled)
