@@ -144,7 +144,7 @@ class Watch:
     def _estimate(self, setup: Setup, module_inputs: ModuleInputs, model: Any) -> Estimate:
         profiler = Profiler.of(self.model if model is None else model, module_inputs=module_inputs)
         named_options = {"batch": None} if setup.batch != Setup().batch else {}
-        profiled_setup = profiler.with_own_batch(setup, named_options)
+        profiled_setup = profiler.with_own_parts(setup, named_options)
         estimate = self._answer(profiler, profiled_setup)
         target = target_gpus(
             profiled_setup, gpu=self._answered_for[0], gpu_memory=self._answered_for[1]

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from memest.catalog.gpus import plain_name
+from memest.catalog.gpus import gpu_names, plain_name
 from memest.config.options import find_option, read_whole
 from memest.errors import ConfigError, UnknownGpuError
 
@@ -31,7 +31,7 @@ def split_gpu_counts(options: Mapping[str, Any]) -> dict[str, Any]:
         {'gpu': 'h100', 'bf16': True, 'num_gpus': 8}
     """
     gpu = options.get("gpu")
-    names = [gpu] if isinstance(gpu, str) else list(gpu or ())
+    names = gpu_names(gpu)
     plain_names, counts = [], {}
     for name in names:
         plain, count = name, None

@@ -15,6 +15,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from collections.abc import Iterable
+from typing import Any
 
 from memest.catalog.capacity import usable_bytes, usable_interval
 from memest.catalog.gpu_words import cards_of_service, given_memory, named_memory, split_count
@@ -28,6 +30,7 @@ __all__ = [
     "GpuSpec",
     "common_gpus",
     "find_gpu",
+    "gpu_names",
     "list_gpus",
     "normalise",
     "plain_name",
@@ -185,6 +188,27 @@ def find_gpu(name: str, *, total_bytes: int | None = None) -> GpuSpec:
         80
     """
     return _read(name, total_bytes)[0]
+
+
+def gpu_names(gpu: Any) -> list[str]:
+    """The names of one GPU or of several, as a question has them; none for None.
+
+    Raises:
+        ConfigError: something else than names.
+
+    Example:
+        >>> gpu_names("h100"), gpu_names(["h100", "l4"]), gpu_names(None)
+        (['h100'], ['h100', 'l4'], [])
+    """
+    names = [gpu] if isinstance(gpu, str) or not isinstance(gpu, Iterable) else list(gpu)
+    names = [] if gpu in (None, "") else names
+    for name in names:
+        if not isinstance(name, str):
+            raise ConfigError(
+                f"gpu {name!r} is no name of a card: write for example gpu='h100', and how many as "
+                "num_gpus=8."
+            )
+    return names
 
 
 def plain_name(name: str) -> tuple[str, int | None]:

@@ -213,7 +213,10 @@ def _say_what_was_taken(options: Mapping[str, Any], output: Output) -> None:
 
 
 def _budget(text: str) -> int:
-    budget = parse_size(text)
+    try:
+        budget = parse_size(text)
+    except ConfigError as error:
+        raise ConfigError(f"--fail-over: {error}") from None
     if budget < 1:
         raise ConfigError(f"--fail-over {text!r} is no memory at all: write for example 22GiB.")
     return budget

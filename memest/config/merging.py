@@ -23,7 +23,7 @@ from memest.config.lengths import Batching, Lengths
 from memest.config.life import merge_life
 from memest.config.option_table import OPTIONS
 from memest.config.parallelism import ONE_GPU
-from memest.config.quantization import Format, Quantization, read_quantization
+from memest.config.quantization import Format, Quantization, prepares_base, read_quantization
 from memest.config.rollouts import Rollouts
 from memest.config.setup import Setup
 from memest.errors import ConfigError, hint, not_legal
@@ -55,9 +55,12 @@ def merge_all(values: dict[str, Any], base: Setup | None) -> None:
     _merge_precision(values, base)
     _expand_qlora(values, base)
     _merge_deepspeed(values, base)
-    _merge_checkpointing(values, base)
     _merge_adapter(values, base)
     _merge_quantization(values, base)
+    if base is None and prepares_base(values.get("quantization"), values.get("adapter")):
+        # peft's preparation switches it on unless it is told not to
+        values.setdefault("checkpointing", "full")
+    _merge_checkpointing(values, base)
     _merge_lengths(values, base)
     _merge_generation(values, base)
     _merge_rollouts(values, base)
@@ -78,20 +81,17 @@ def merge_all(values: dict[str, Any], base: Setup | None) -> None:
 def implied_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Values that options imply for others, unless those are named.
 
-    peft's preparation of a base of 4 bits switches checkpointing on unless it is told not to
-    (``prepare_model_for_kbit_training`` of peft 0.21). TRL's trainers load a model that they are
+    TRL's trainers load a model that they are
     given by name in float32 (``create_model_from_path`` of TRL 1.16, ``from_pretrained`` of
     transformers 4 before), OnlineDPOTrainer alone as it was saved; what is quantised comes from a
     ``from_pretrained`` of the user's own.
     """
 
-    def is_on(name: str, *, otherwise: bool = False) -> bool:
+    def is_on(name: str) -> bool:
         value = options.get(name)
-        return otherwise if value is None else read_bool(name, value)
+        return value is not None and read_bool(name, value)
 
     out = {}
-    if is_on("qlora") and is_on("prepare_kbit", otherwise=True):
-        out["checkpointing"] = "full"
     method = read_method(options.get("method") or Method.SUPERVISED)
     in_full = not method.is_supervised and not method.writes_pairs
     is_quantised = options.get("quantization") is not None or any(map(is_on, _OF_BASES))

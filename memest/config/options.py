@@ -32,6 +32,7 @@ __all__ = [
     "Panel",
     "argument",
     "find_option",
+    "is_harmless",
     "merge_options",
     "no_gpu",
     "read_bool",
@@ -44,13 +45,29 @@ __all__ = [
 ]
 
 HARMLESS_ARGUMENTS = frozenset(
-    """adam_beta1 adam_beta2 adam_epsilon epochs num_epochs
-    disable_tqdm do_eval do_train eval_steps hub_model_id learning_rate
-    load_best_model_at_end logging_dir logging_steps logging_strategy lr lr_scheduler_type max_steps
-    num_train_epochs output_dir overwrite_output_dir push_to_hub report_to run_name save_steps
-    save_strategy save_total_limit seed warmup_ratio warmup_steps""".split()
+    """accelerator_config adam_beta1 adam_beta2 adam_epsilon average_tokens_across_devices
+    batch_eval_metrics dataloader_drop_last dataloader_in_order
+    dataloader_multiprocessing_context ddp_backend ddp_timeout debug disable_tqdm do_eval do_predict
+    do_train enable_jit_checkpoint epochs eval_delay eval_do_concat_batches eval_on_start eval_steps
+    eval_use_gather_object full_determinism greater_is_better hub_always_push
+    hub_model_id hub_private_repo hub_revision hub_strategy hub_token ignore_data_skip
+    include_for_metrics include_inputs_for_metrics include_num_input_tokens_seen
+    include_tokens_per_second label_names learning_rate length_column_name load_best_model_at_end
+    local_rank log_level log_level_replica log_on_each_node logging_dir logging_first_step
+    logging_nan_inf_filter logging_steps logging_strategy lr lr_scheduler_kwargs lr_scheduler_type
+    max_steps metric_for_best_model num_epochs num_train_epochs output_dir overwrite_output_dir
+    past_index project push_to_hub remove_unused_columns report_to
+    restore_callback_states_from_checkpoint resume_from_checkpoint run_name save_on_each_node
+    save_only_model save_safetensors save_steps save_strategy save_total_limit seed
+    skip_memory_metrics sortish_sampler trackio_space_id train_sampling_strategy warmup_ratio
+    warmup_steps""".split()
 )
 """Training arguments that no tensor depends on: taken from Python and passed over."""
+_OFF = frozenset(
+    """auto_find_batch_size bf16_full_eval fp16_full_eval label_smoothing_factor no_cuda use_cpu
+    use_mps_device""".split()
+)
+"""Those that say nothing while they are off, as ``TrainingArguments(...).to_dict()`` has them."""
 
 _PRECISION_WORDS = {"no": "fp32", "none": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
@@ -77,6 +94,11 @@ def find_option(name: str) -> Option:
         f"{name!r} is not an option of an estimate.{hint} `memest estimate --help all` lists "
         "them all."
     )
+
+
+def is_harmless(name: str, value: Any) -> bool:
+    """Whether a training argument says nothing of memory: none does, or it is switched off."""
+    return name in HARMLESS_ARGUMENTS or (name in _OFF and not value)
 
 
 def read_whole(option: str, value: Any) -> int:
@@ -280,7 +302,7 @@ def setup_from_options(base: Setup | None = None, /, **options: Any) -> Setup:
     values: dict[str, Any] = {}
     keyword_of: dict[str, str] = {}
     for name, value in options.items():
-        if value is None or name in HARMLESS_ARGUMENTS:
+        if value is None or is_harmless(name, value):
             continue
         option = find_option(name)
         if not option.field:

@@ -23,6 +23,7 @@ __all__ = [
     "Quantization",
     "is_key_of_bases",
     "own_quantization",
+    "prepares_base",
     "read_quantization",
 ]
 
@@ -112,7 +113,8 @@ class Quantization:
     prepare: bool | None = option(
         None,
         "Whether peft.prepare_model_for_kbit_training is called: it makes float32 of what is not "
-        "quantised; left out, it is wherever adapters are trained.",
+        "quantised, and switches checkpointing on unless --checkpointing none says otherwise; "
+        "left out, it is wherever adapters are trained.",
         name="prepare_kbit",
     )
     bits: int | None = None
@@ -326,6 +328,17 @@ def _flat(lists: Any, option: str) -> tuple[str, ...]:
 _NOT_MODELLED = (
     "the checkpoint is quantised {}: the weights are priced as if they were not quantised"
 )
+
+
+def prepares_base(quantization: Quantization | None, adapter: object | None) -> bool:
+    """Whether ``peft.prepare_model_for_kbit_training`` is called for a base.
+
+    It is where somebody says so, and where nobody does, beside adapters. Its
+    ``use_gradient_checkpointing`` is on unless named (``utils/other.py`` of peft 0.4 to 0.21).
+    """
+    if quantization is None:
+        return False
+    return adapter is not None if quantization.prepare is None else quantization.prepare
 
 
 def own_quantization(

@@ -32,7 +32,7 @@ from memest.config.life import Life
 from memest.config.optimizers import OPTIMIZER_FACTS, facts_of
 from memest.config.option import Kind, Panel, legal_values, option
 from memest.config.parallelism import ONE_GPU, Distributed, Strategy
-from memest.config.quantization import Quantization
+from memest.config.quantization import Quantization, prepares_base
 from memest.config.release_defaults import PREPARED, release_default
 from memest.config.rollouts import Engine, Rollouts
 from memest.config.software import Software
@@ -484,14 +484,8 @@ class TrainingOptions:
 
     @property
     def prepares_base(self) -> bool:
-        """Whether ``peft.prepare_model_for_kbit_training`` is called for a quantised base.
-
-        It is where the setup says so, and where it does not say, beside adapters.
-        """
-        if self.quantization is None:
-            return False
-        prepare = self.quantization.prepare
-        return self.adapter is not None if prepare is None else prepare
+        """Whether ``peft.prepare_model_for_kbit_training`` is called for a quantised base."""
+        return prepares_base(self.quantization, self.adapter)
 
     @property
     def finds_unused_parameters(self) -> bool:

@@ -130,7 +130,7 @@ def estimate(
         trust_remote_code=trust_remote_code,
         progress=progress,
     )
-    setup = profiler.with_own_batch(setup, options)
+    setup = profiler.with_own_parts(setup, options)
     result = answer(
         profiler,
         setup,

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from memest.catalog.capacity import usable_bytes
 from memest.catalog.cuda_context import ContextEstimate, context_estimate, loaded_kernels_later
 from memest.catalog.gpu_counts import split_gpu_counts
-from memest.catalog.gpus import REFERENCE_GPU, common_gpus, find_gpu, plain_name, traits
+from memest.catalog.gpus import (
+    REFERENCE_GPU,
+    common_gpus,
+    find_gpu,
+    gpu_names,
+    plain_name,
+    traits,
+)
 from memest.catalog.nvml import resolve_gpu
 from memest.catalog.spec import GpuSpec
 from memest.config.installed import installed_version
@@ -245,7 +252,7 @@ def target_gpus(setup: Setup, **place: Unpack[Place]) -> TargetGpus:
     torch = setup.software.torch or installed_version("torch") or (2, 13)
     context = None if device_context is None else read_size("device_context", device_context)
     gpu, size = place.get("gpu"), place.get("gpu_memory")
-    names = [gpu] if isinstance(gpu, str) else list(gpu or ())
+    names = gpu_names(gpu)
     memory = None if size is None else read_size("gpu_memory", size)
     for name in names:
         if not name.strip().lower().startswith("local"):

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from memest.config.compatibility import check_scaled
 from memest.config.deepspeed import with_hidden_size
 from memest.config.inputs import NO_INPUTS, ModuleInputs, check_own_parts
-from memest.config.options import HARMLESS_ARGUMENTS, find_option
+from memest.config.options import find_option, is_harmless
 from memest.config.parallelism import ONE_GPU
+from memest.config.quantization import own_quantization, prepares_base
 from memest.config.setup import SdpaBackend, Setup, Task
 from memest.errors import ConfigError, MemestError, MissingDependencyError
 from memest.estimation.assumption import Usual
@@ -189,15 +190,21 @@ class Profiler:
             setup = replace(setup, generation=setup.generation.behind(prompt, limit))
         return setup
 
-    def with_own_batch(self, request: Setup, options: Mapping[str, Any]) -> Setup:
-        """The setup with the batch of the example inputs, where options name none."""
-        if any(
-            find_option(name).name == "batch" for name in options if name not in HARMLESS_ARGUMENTS
-        ):
-            return request
+    def with_own_parts(self, request: Setup, options: Mapping[str, Any]) -> Setup:
+        """The setup with what the model brings, where options name none.
+
+        That is the batch of the example inputs, and the checkpointing of a base that is quantised
+        already and prepared by peft. Without options the setup was given whole.
+        """
+        named = {find_option(k).name for k, value in options.items() if not is_harmless(k, value)}
         source = self._tracer.source
+        config = None if source is None else source.config
+        if config is not None and named and request.quantization is None:
+            quantization, _ = own_quantization(config, None)
+            if "checkpointing" not in named and prepares_base(quantization, request.adapter):
+                request = replace(request, checkpointing="full")
         has_inputs = self._tracer.module_inputs.inputs is not None
-        if not has_inputs and (source is None or source.kind != "factory"):
+        if "batch" in named or not (has_inputs or (source and source.kind == "factory")):
             return request
         batch = None
         if request.batch == Setup().batch:

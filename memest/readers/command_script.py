@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -88,9 +89,16 @@ def read_script_command(
     arguments = read_negations(arguments)
     document, known_script = complete_arguments(PurePath(program).stem, arguments)
     source, folder, document_format = known_script or "command", None, file_format
+    unclear: ConfigError | None = None
+    recognised_format = file_format
+    content: dict[str, Any] = {}
     if file is not None:
         content, folder_of_file = open_document(file, origin)
-        recognised_format = file_format or recognise(content, file)
+        try:
+            recognised_format = file_format or recognise(content, file)
+        except ConfigError as error:
+            unclear = error  # of the script's own settings, which it reads itself
+    if file is not None and recognised_format is not None:
         if recognised_format.name in ("accelerate", "deepspeed", "peft"):
             readings.append(read_as(recognised_format, content, {}, file, folder_of_file))
         else:
@@ -101,8 +109,11 @@ def read_script_command(
                 recognised_format,
             )
     environment = None if command.launchers else command.environment
-    line = CommandLine(command.words, {**document, **arguments}, environment)
+    named = {**(content if unclear else document), **arguments}
+    line = CommandLine(command.words, named, environment)
     script, why = _script_here(program, line)
+    if script is None and unclear is not None:
+        raise unclear
     if script is not None:
         reading = script.reading()
         ignore_words(keys, [word for word in positionals if word not in line.words_taken])
@@ -145,6 +156,9 @@ def read_script_command(
 def _script_here(program: str, line: CommandLine) -> tuple[Script | None, str]:
     """The script that a command starts, where it is on this machine; else why it is not read."""
     path = Path(program)
+    if re.fullmatch(r"\w+(\.\w+)*", program) and path.suffix != ".py":
+        inside = Path(*program.split("."))  # python -m package.train
+        path = inside / "__main__.py" if inside.is_dir() else inside.with_suffix(".py")
     try:
         if path.suffix.lower() not in SUFFIXES or not path.is_file():
             return None, ""

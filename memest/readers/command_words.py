@@ -80,12 +80,23 @@ _SWITCHES = {
         use_parallelism_config quiet q debug module m no_python dynamo_use_fullgraph
         dynamo_use_dynamic dynamo_use_regional_compilation same_network downcast_bf16 tpu_cluster
         no_tpu_cluster tpu_use_sudo enable_cpu_affinity""".split(),
-    "torchrun": "standalone module m no_python run_path use_env signals_to_handle_all".split(),
+    "torchrun": """standalone module m no_python run_path use_env virtual_local_rank""".split(),
     "deepspeed": """no_python module no_local_rank no_ssh_check force_multi save_pid
         bind_cores_to_rank elastic_training m""".split(),
 }
 _SHORT = {"deepspeed": {"i": "include", "e": "exclude", "H": "hostfile"}}
 """What launchers call short."""
+_VALUES = {
+    "torchrun": """nnodes nproc_per_node rdzv_backend rdzv_endpoint rdzv_id rdzv_conf max_restarts
+        monitor_interval start_method event_log_handler role log_dir redirects tee node_rank
+        local_ranks_filter duplicate_stdout_filters duplicate_stderr_filters master_addr master_port
+        local_addr logs_specs numa_binding signals_to_handle shutdown_timeout""".split(),
+    "deepspeed": """hostfile include exclude num_nodes min_elastic_nodes max_elastic_nodes num_gpus
+        master_port node_rank master_addr launcher launcher_args autotuning ssh_port venv_script
+        enable_each_rank_log bind_core_list""".split(),
+}
+"""Arguments with a value of launchers that take beginnings of them, as argparse does; accelerate's
+takes none (``allow_abbrev=False``)."""
 _MAX_WORDS = 2000
 
 
@@ -314,6 +325,10 @@ def _launcher_arguments(name: str, words: list[str]) -> dict[str, Any]:
             break
         key = flag.lstrip("-").replace("-", "_")
         key = _SHORT.get(name, {}).get(key, key)
+        every = (*_SWITCHES[name], *_VALUES.get(name, ()))
+        begun = [each for each in every if flag.startswith("--") and each.startswith(key)]
+        if name in _VALUES and key not in every and len(begun) == 1:
+            key = begun[0]
         if equals:
             values[key] = plain_value(text)
         elif key in _SWITCHES[name]:

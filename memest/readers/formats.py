@@ -199,6 +199,12 @@ def recognise(document: Mapping[str, Any], label: str) -> FileFormat:
             f"{label} describes a job, no configuration of a run: give the command that it starts, "
             "memest read -- torchrun --nproc_per_node 4 train.py ..."
         )
+    if isinstance(document.get("trainer"), Mapping) and {"model", "data"} & keys:
+        raise ConfigError(
+            f"{label} is a configuration of Lightning's command line, which memest does not read: "
+            "give the script that makes the Trainer, or write the run itself, memest estimate "
+            "MODEL --loop lightning --batch 8 --seq-len 512."
+        )
     general = FORMATS[0]
     scores = {each: len(each.marks & keys) for each in FORMATS}
     for each in (find_format("trl"), find_format("llama-factory")):

@@ -21,8 +21,10 @@ from memest.readers.formats import (
 )
 from memest.readers.mapping import DocumentKeys
 from memest.readers.run_config import RunConfig, settle
+from memest.readers.scripts.notebook_shell import shell_of
 from memest.readers.scripts.script import read_script
 from memest.readers.scripts.source import SUFFIXES, parse_python
+from memest.readers.shell_script import launch_among
 from memest.readers.torchtitan_functions import makes_config, read_function
 from memest.readers.torchtune import named_recipe, read_torchtune
 from memest.readers.values import DocumentReading
@@ -71,6 +73,8 @@ def read_config(
     for file in files:
         if Path(file).suffix.lower() in SHELL_SUFFIXES:
             readings += read_launch(Command(program=str(file)), file_format=file_format)
+        elif Path(file).suffix.lower() == ".ipynb" or Path(file).suffix.lower() == ".ipynb":
+            readings += _read_notebook(str(file), file_format)
         else:
             readings.append(_read_file(str(file), file_format))
     return settle(readings, options, model=model)
@@ -172,6 +176,22 @@ def _read_file(name: str, file_format: FileFormat | None) -> DocumentReading:
             keys.default("num_gpus", gpus, "the command in its header")
         read_torchtune(keys, recipe=name_of_recipe)
     return keys.reading()
+
+
+def _read_notebook(name: str, file_format: FileFormat | None) -> list[DocumentReading]:
+    """A notebook that trains, else the one command in it that does."""
+    path = Path(name).expanduser()
+    try:
+        return [_read_file(name, file_format)]
+    except ConfigError:
+        shell = shell_of(path, name)
+        command = None
+        if shell is not None:
+            command = launch_among(shell.text, name, shell.environment, how="", place=shell.place)
+        if command is None:
+            raise
+    started = DocumentReading(source=path.name, format="notebook that starts a command")
+    return [started, *read_launch(command, file_format=file_format)]
 
 
 def _clear_other(document: dict[str, Any], name: str, file_format: FileFormat) -> FileFormat:

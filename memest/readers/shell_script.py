@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from memest.readers.documents import read_source
 from memest.readers.shell_words import UNSET, commands_of
 from memest.readers.training_arguments import IGNORED_KEYS
 
-__all__ = ["find_launch"]
+__all__ = ["find_launch", "launch_among"]
 
 _STARTERS = frozenset(
     """nohup exec eval time env sudo numactl nsys bash sh zsh uv poetry pixi
@@ -54,10 +54,42 @@ def find_launch(
     Raises:
         ConfigError: there is none, or several, or a variable that the script does not set matters.
     """
-    launches: list[tuple[int, Command]] = []
-    refusal: ConfigError | None = None
     text = read_source(path, label)
     variables = {**_slurm_variables(text), **(environment or {})}
+    how = f"bash {path.name}"
+    found = launch_among(text, label, variables, arguments, how=how, place="line {}".format)
+    if found is None:
+        raise ConfigError(
+            f"{label} starts no training that memest can see. Give the command that it runs: "
+            "memest read -- accelerate launch train.py ..."
+        )
+    return found
+
+
+def launch_among(
+    text: str,
+    label: str,
+    variables: Mapping[str, str],
+    arguments: Sequence[str] = (),
+    *,
+    how: str,
+    place: Callable[[int], str],
+) -> Command | None:
+    """The one launch command among the commands of a text, None where there is none.
+
+    Args:
+        text: of a shell script, or of a notebook's commands.
+        label: how messages call it.
+        variables: that it is started with.
+        arguments: that it is given, ``$1`` and on.
+        how: it is started; empty where nobody starts it by itself.
+        place: what a line of it is called.
+
+    Raises:
+        ConfigError: there are several, or a variable that is not set matters.
+    """
+    launches: list[tuple[int, Command]] = []
+    refusal: ConfigError | None = None
     for each in commands_of(text, label, variables, arguments):
         words = _started(each.words)
         if not words:
@@ -77,18 +109,16 @@ def find_launch(
     if not launches and refusal is not None:
         raise refusal
     if not launches:
-        raise ConfigError(
-            f"{label} starts no training that memest can see. Give the command that it runs: "
-            "memest read -- accelerate launch train.py ..."
-        )
+        return None
     if len(launches) > 1:
-        lines = ", ".join(str(line) for line, _ in launches)
+        lines = "; ".join(place(line) for line, _ in launches)
+        lines = f"lines {lines.replace('line ', '').replace(';', ',')}" if how else lines
         raise ConfigError(
-            f"{label} starts several commands that may train (lines {lines}). Give the one that is "
+            f"{label} starts several commands that may train ({lines}). Give the one that is "
             "meant: memest read -- COMMAND."
         )
     [(line, command)] = launches
-    _check_variables(command, f"{label}, line {line}", path)
+    _check_variables(command, f"{label}, {place(line)}", how)
     return command
 
 
@@ -102,6 +132,8 @@ def _slurm_variables(text: str) -> dict[str, str]:
     return variables
 
 
+_UNSET_HERE = re.compile(rf"{UNSET.pattern}|\{{[^{{}}]*\}}")
+"""In a notebook what Python makes, too: ``{config.batch}``."""
 _SLURM = (
     (re.compile(r"(?:-N|--nodes)[= ]?(\d+)\s*(?:#|$)"), "SLURM_NNODES SLURM_JOB_NUM_NODES"),
     (
@@ -150,7 +182,7 @@ def _is_launched(command: Command) -> bool:
     return bool(command.launchers) or " " in command.program
 
 
-def _check_variables(command: Command, place: str, path: Path) -> None:
+def _check_variables(command: Command, place: str, start: str) -> None:
     """Refuse a variable that the script does not set, where what it stands for matters.
 
     Raises:
@@ -170,21 +202,22 @@ def _check_variables(command: Command, place: str, path: Path) -> None:
             # a word that is a variable may hold further arguments
             flag = "" if flag and not equals else flag
     for name, value in words:
-        match = UNSET.search(str(value))
+        match = (UNSET if start else _UNSET_HERE).search(str(value))
         key = name.replace("-", "_")
         if match is None or key in IGNORED_KEYS or key in _PLACES:
             continue
         variable = match[0].strip("${}").partition(":")[0]
         if match[0] == "$(...)":
             how = "what another command prints. Write the launch command out: memest read -- ..."
-        elif variable.isdigit() or variable in "@*#":
-            how = f"what it is given. Write it behind: memest read -- bash {path.name} ..."
-        elif not variable.isidentifier():
-            how = "what the script computes. Write the launch command out: memest read -- ..."
+        elif start and (variable.isdigit() or variable in "@*#"):
+            how = f"what it is given. Write it behind: memest read -- {start} ..."
+        elif not variable.isidentifier() or not start:
+            who = "script" if start else "notebook"
+            how = f"what the {who} computes. Write the launch command out: memest read -- ..."
         else:
             how = (
                 "not set in it for certain. Write it in front: memest read -- "
-                f"{variable}=... bash {path.name}"
+                f"{variable}=... {start}"
             )
         shown = f"--{name} {value}" if name else str(value)
         raise ConfigError(f"{place}: {shown} is {how}.")

@@ -42,6 +42,7 @@ __all__ = [
     "UNMODELLED_KEYS",
     "WITHOUT_LIGER",
     "change_model",
+    "is_of_model",
     "note_length",
     "read_adapters",
     "read_checkpointing",
@@ -223,6 +224,14 @@ SCRIPT_KEYS = {
     ),
 }
 """Options under the names that QLoRA's and peft's example scripts, and many after them, have."""
+
+
+def is_of_model(key: str) -> bool:
+    """Whether a key says how a model is loaded or adapted, and is no training argument."""
+    if key in (*SCRIPT_KEYS, *ADAPTER_SWITCHES, *_LORA, "bits"):
+        return True
+    option = option_called(key)
+    return option is not None and option.field in ("adapter", "quantization", "dtype")
 
 
 def read_script_spellings(keys: DocumentKeys) -> None:

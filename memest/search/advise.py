@@ -15,11 +15,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memest.catalog.gpu_counts import split_gpu_count
+from memest.catalog.gpus import gpu_names
 from memest.config.life import refuse_host_memory
 from memest.config.options import (
-    HARMLESS_ARGUMENTS,
     argument,
     find_option,
+    is_harmless,
     no_gpu,
     read_effective_batch,
     samples_of_each,
@@ -101,7 +102,7 @@ def advise(
     """
     samples = read_effective_batch(effective_batch)
     gpu, options = split_gpu_count(gpu, setup, options)
-    gpus = [gpu] if isinstance(gpu, str) else list(gpu or ())
+    gpus = gpu_names(gpu)
     place = Place(
         gpu=gpus,
         gpu_memory=gpu_memory,
@@ -115,8 +116,8 @@ def advise(
             f"memest advise plans for one GPU, not {len(gpus)}: ask once for each of "
             f"{', '.join(gpus)}."
         )
-    for name in options:
-        if find_option(name).name in _DECIDED:
+    for name, value in options.items():
+        if not is_harmless(name, value) and find_option(name).name in _DECIDED:
             raise ConfigError(
                 f"{name} is what memest advise looks for: give --effective-batch, the samples of "
                 "one optimizer step, in its place."
@@ -151,7 +152,7 @@ def names_precision(setup: Setup, options: Mapping[str, Any]) -> bool:
     named = {
         find_option(name).field
         for name, value in options.items()
-        if name not in HARMLESS_ARGUMENTS and value not in (None, False)
+        if not is_harmless(name, value) and value not in (None, False)
     }
     return setup.precision is not Precision.FP32 or "precision" in named
 

@@ -74,7 +74,7 @@ def answer(unit: WorkUnit, progress: Callable[[str], None] | None = None) -> Ite
             setup = setup_from_options(**setup_options(question.options))
             if profile is None:
                 profile = Profile(unit.model, setup, unit.feed, unit.trust_remote_code, progress)
-            setup = profile.with_own_batch(setup, setup_options(question.options))
+            setup = profile.with_own_parts(setup, setup_options(question.options))
             place = {name: value for name, value in question.options if name in PLACE}
             spot = profile.spot(setup, vary=frequent_options, **place)
         except MissingDependencyError:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memest.catalog.gpus import REFERENCE_GPU
+from memest.catalog.gpus import REFERENCE_GPU, gpu_names
 from memest.config.setup import Precision, Setup
 from memest.config.spelling import command_words
 from memest.errors import ConfigError, MemestError
@@ -124,7 +124,7 @@ def _card(account: Account, gpu: str | Sequence[str] | None) -> tuple[str, str]:
     Raises:
         ConfigError: several are named.
     """
-    names = [gpu] if isinstance(gpu, str) else list(gpu or ())
+    names = gpu_names(gpu)
     if len(names) > 1:
         raise ConfigError(f"--gpu names {len(names)} cards: the message is of one, name that.")
     if names:

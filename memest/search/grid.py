@@ -11,7 +11,7 @@ from typing import Any
 
 from memest.catalog.gpu_counts import split_gpu_counts
 from memest.config.option_table import OWN_MODULE_NAMES, PLACE
-from memest.config.options import HARMLESS_ARGUMENTS, find_option, setup_from_options
+from memest.config.options import find_option, is_harmless, setup_from_options
 from memest.config.setup import Software
 from memest.errors import ConfigError
 from memest.search.axes import MAX_POINTS, Axis, axis_option, axis_values, read_value
@@ -101,7 +101,7 @@ def _read_fixed_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], lis
     spellings: dict[str, str] = {}
     gpus: list[Any] = []
     for name, value in options.items():
-        if value is None or name in HARMLESS_ARGUMENTS:
+        if value is None or is_harmless(name, value):
             continue
         option = find_option(name)
         if option.name == "gpu" and not isinstance(value, str):

@@ -134,7 +134,7 @@ def max_batch(
         trust_remote_code=trust_remote_code,
         progress=progress,
     )
-    setup = profiler.with_own_batch(setup, options)
+    setup = profiler.with_own_parts(setup, options)
     search = _size_search(profiler, setup, axis, targets[0].traits)
     answers, notes = zip(*(search.on(target, samples) for target in targets), strict=True)
     of_runs = notes_of_each(dict(zip((card.name for card in targets), notes, strict=True)))

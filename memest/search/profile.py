@@ -75,7 +75,7 @@ class Profile:
 
     Attributes:
         setup: what holds where a question says nothing.
-        pending_options: the options that made it, until the batch of example inputs is known.
+        pending_options: the options that made it, until it is known what the model brings.
     """
 
     def __init__(
@@ -196,15 +196,15 @@ class Profile:
         conf = parse_alloc_conf("expandable_segments:True")
         return self._profiler.replays(conf).of(run.short_stream).peak_allocated_bytes
 
-    def with_own_batch(self, setup: Setup, options: Mapping[str, Any]) -> Setup:
-        """A whole setup with the batch of the example inputs, where its options name none."""
-        return self._profiler.with_own_batch(setup, options)
+    def with_own_parts(self, setup: Setup, options: Mapping[str, Any]) -> Setup:
+        """A whole setup with what the model brings, where its options name none."""
+        return self._profiler.with_own_parts(setup, options)
 
     def setup_for(self, setup: Setup | None = None, **changes: Any) -> Setup:
         """The setup of a question."""
         if self.pending_options is not None:
             self.setup, self.pending_options = (
-                self._profiler.with_own_batch(self.setup, self.pending_options),
+                self._profiler.with_own_parts(self.setup, self.pending_options),
                 None,
             )
         base = self.setup if setup is None else setup

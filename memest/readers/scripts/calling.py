@@ -10,14 +10,12 @@ from typing import Any
 
 from memest.readers.scripts.command_line import (
     DATACLASS_PARSERS,
-    PARSERS,
     CommandLine,
-    add_argument,
     parsed_dataclasses,
 )
-from memest.readers.scripts.expressions import DATA_SETS, Expressions, Names, as_text
+from memest.readers.scripts.entries import Entries, parameters
+from memest.readers.scripts.expressions import DATA_SETS, Names, as_text
 from memest.readers.scripts.plain_data import plain_method
-from memest.readers.scripts.settings_files import AS_MAPPINGS, READERS, settings_of
 from memest.readers.scripts.source import Source
 from memest.readers.scripts.things import (
     Call,
@@ -30,6 +28,7 @@ from memest.readers.scripts.things import (
     Symbol,
     Unknown,
     Value,
+    entry_of,
 )
 
 __all__ = [
@@ -53,7 +52,6 @@ _ANSWERS: dict[str, Any] = {
 }
 _OFF_BY_DEFAULT = ("fp16", "bf16", "gradient_checkpointing")
 """Fields of ``TrainingArguments`` that scripts ask for, and that are off unless named."""
-_LAUNCHER_VARIABLES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK")
 _SAME = frozenset(
     """to cuda cpu train eval half bfloat16 float double requires_grad_ to_bettertransformer
     add_argument_group add_mutually_exclusive_group""".split()
@@ -82,8 +80,8 @@ _SETTERS = ("set_training", "set_optimizer", "set_evaluate", "set_dataloader")
 _PARAMETERS = ("parameters", "named_parameters")
 _WHOLE_MODELS = ("module", "_orig_mod")
 """Attributes by which wrappers have the model that they are given."""
-_RUNNERS = frozenset(("Fire", "run", "cli", "notebook_launcher"))
-"""Functions that call the one they are given: Fire's, Typer's, tyro's, accelerate's."""
+_RUNNERS = frozenset(("Fire", "run", "cli", "notebook_launcher", "spawn"))
+"""Functions that call the one they are given: Fire's, Typer's, tyro's, accelerate's, torch's."""
 
 
 def root_of(data: Any) -> Any:
@@ -105,24 +103,18 @@ def root_of(data: Any) -> Any:
     return data
 
 
-class Calls(Expressions):
+class Calls(Entries):
     """Takes calls: those of the script's own functions are followed, others written down.
 
     Attributes:
-        calls: in the order in which they are made.
         gpu_questions: lines where the GPU's answer decides.
     """
 
     def __init__(self, source: Source, line: CommandLine) -> None:
-        super().__init__(source.name)
-        self.calls: list[Call] = []
+        super().__init__(source, line)
         self.gpu_questions: list[int] = []
         self.classes: list[Class] = []
-        self.names = Names()
         self.names.own["__name__"] = Value("__main__")
-        self._folder = source.folder
-        self._line = line
-        self._argv = [source.name, *(line.words or ())]
         self._conditions: list[ast.expr] = []
         self._divisors: list[Value] = []
         self._loops: list[int] = []
@@ -154,8 +146,8 @@ class Calls(Expressions):
         is_off = isinstance(value.data, Unknown) and node.attr in _OFF_BY_DEFAULT
         if is_off and isinstance(base.data, Call) and base.data.name.endswith("TrainingArguments"):
             return Value(False, defaults=(f"--{node.attr}",))
-        is_argv = isinstance(value.data, Symbol) and value.data.path == "sys.argv"
-        return Value(list(self._argv)) if is_argv else value
+        path = value.data.path if isinstance(value.data, Symbol) else ""
+        return self.of_command(path) or value
 
     def _comprehension(self, node: ast.ListComp | ast.DictComp, names: Names) -> Value:
         """Its calls are made for every item; what it makes cannot be told."""
@@ -220,12 +212,22 @@ class Calls(Expressions):
             is_builtin = isinstance(node.func, ast.Name) and names.find(node.func.id) is None
             if is_builtin and isinstance(node.func, ast.Name):
                 self._note_setattr(node.func.id, node, arguments)
+                first = arguments[0] if arguments else Value(None)
                 if node.func.id in ("filter", "list", "tuple", "iter") and arguments:
                     weights = arguments[-1]
                     if is_over_weights(weights):
                         return self._chosen(node, weights, _condition(arguments[:-1]))
                     if isinstance(weights.data, Part):
                         return weights
+                if node.func.id == "vars" and arguments and not isinstance(first.data, Unknown):
+                    return first
+                if node.func.id == "exec" and self._line.words:
+                    self.forget_values("what exec runs may set it")
+                if node.func.id in ("getattr", "hasattr") and isinstance(first.data, Namespace):
+                    entry = arguments[1].data if len(arguments) > 1 else None
+                    if isinstance(entry, str) and entry in first.data.values:
+                        found = first.data.values[entry]
+                        return found if node.func.id == "getattr" else Value(True)
                 if node.func.id == "open" and arguments and isinstance(arguments[0].data, str):
                     name = arguments[0].data
                     return arguments[0].with_data(OpenFile(as_text(node), node.lineno, name))
@@ -234,7 +236,9 @@ class Calls(Expressions):
                     # of a file that is not read: from x import *
                     self._note(f"?.{node.func.id}", node.lineno, arguments, keywords)
                 return self.unknown(node) if value is None else value
-            target = self.value_of(node.func, names).data
+            called = self.value_of(node.func, names)
+            self._line.use(called.given)
+            target = called.data
         return self._called(node, target, arguments, keywords)
 
     def _arguments(self, node: ast.Call, names: Names) -> tuple[list[Value], dict[str, Value]]:
@@ -251,7 +255,7 @@ class Calls(Expressions):
             if keyword.arg is not None:
                 keywords[keyword.arg] = value.at(keyword.value.lineno)
             elif isinstance(value.data, dict):
-                keywords.update({name: value.with_data(v) for name, v in value.data.items()})
+                keywords.update({name: entry_of(value, name) for name in value.data})
             elif isinstance(value.data, Namespace):
                 keywords.update(value.data.values)
             elif isinstance(value.data, Call) and value.data.is_instance:
@@ -286,17 +290,17 @@ class Calls(Expressions):
                 self.gpu_questions.append(node.lineno)
             return Value(_ANSWERS[target.path])
         if target.path in ("os.environ.get", "os.getenv"):
-            return self._variable(node, arguments)
+            return self.variable(node, arguments)
         if target.path == "argparse.Namespace":
             return Value(Namespace(keywords, Value(Unknown("an argument of the command line"))))
         if name.endswith("_like") and target.library == "torch" and self._loops_over_weights:
             self._note(COPIES_OF_WEIGHTS, node.lineno, arguments, keywords)
         first = arguments[0] if arguments else Value(None)
-        if target.path in READERS:
-            settings = settings_of(first.data, self._folder)
-            return self.unknown(node) if settings is None else first.with_data(settings)
-        if target.path in AS_MAPPINGS and isinstance(first.data, dict):
+        if target.path == "deepspeed.add_config_arguments":
             return first
+        settings = self.settings(target, node, arguments)
+        if settings is not None:
+            return settings
         call = self._note(target.path, node.lineno, arguments, keywords)
         if target.path in DATACLASS_PARSERS and not isinstance(first.data, Function):
             return parsed_dataclasses(call, self._line)[0]
@@ -304,28 +308,13 @@ class Calls(Expressions):
         if name in _RUNNERS and isinstance(function, Function):
             passed = call.argument(1, "args")
             given = passed.data if passed is not None and isinstance(passed.data, list) else []
-            by_name = self._fired(function) if name != "notebook_launcher" else {}
-            return self.inlined(function, [Value(each) for each in given], by_name, node)
-        return Value(call)
-
-    def _variable(self, node: ast.Call, arguments: list[Value]) -> Value:
-        """A variable of the environment, as the command sets it; none of a launcher's without."""
-        name = arguments[0].data if arguments else None
-        environment = self._line.environment
-        if environment is None or not isinstance(name, str):
-            return self.unknown(node)
-        if name in environment:
-            return Value(environment[name])
-        default = arguments[1] if len(arguments) > 1 else Value(None)
-        return default if name in _LAUNCHER_VARIABLES else self.unknown(node)
-
-    def _fired(self, function: Function) -> dict[str, Value]:
-        """Parameters that come from the command line, else have their defaults."""
-        defaults = self._defaults(function)
-        return {
-            name: self._line.value_of(name, defaults.get(name))
-            for name in _parameters(function.node)
-        }
+            placed = [Value(each) for each in given]
+            if name in ("notebook_launcher", "spawn"):
+                ranks = [Unknown("the rank of a process", node.lineno)] if name == "spawn" else []
+                self._line.use(() if passed is None else passed.given)
+                return self.inlined(function, [*map(Value, ranks), *placed], {}, node)
+            return self.inlined(function, placed, self.run_by(name, function), node)
+        return self.declared_flag(call) or Value(call)
 
     def _method(
         self,
@@ -340,6 +329,9 @@ class Calls(Expressions):
             method = data.methods[name]
             method = method.bound(None, data) if isinstance(data, Class) else method
             return self.inlined(method, arguments, keywords, node)
+        if isinstance(data, Namespace) and name == "update":
+            entries = arguments[0].data if arguments else None
+            data.update(entries, self.unknown(node), told=not self._conditions)
         if isinstance(data, (dict, list, str)) or data is None:
             if isinstance(data, list) and self._loops:
                 self._note(name, node.lineno, arguments, {}, receiver=Unknown(as_text(node.func)))
@@ -353,7 +345,7 @@ class Calls(Expressions):
         if isinstance(data, Call) and name in _SETTERS:
             data.keywords["**"] = self.unknown(node)
         if isinstance(data, Call):
-            parsed = self._of_parser(data, call)
+            parsed = self.of_parser(data, call)
             if parsed is not None:
                 return parsed
         if (name in _SAME or name in _SETTERS) and isinstance(data, Call):
@@ -387,9 +379,13 @@ class Calls(Expressions):
             told = arguments[2] if not self._conditions else self.unknown(node)
             if isinstance(base, Call):
                 base.attributes[entry] = told
+            elif isinstance(base, Namespace):
+                base.values[entry] = told
             self._note(f"={entry}", node.lineno, arguments[2:], {}, receiver=base)
         elif isinstance(base, Call):
             base.keywords["**"] = self.unknown(node)
+        elif isinstance(base, Namespace):
+            base.update(None, self.unknown(node), told=False)
 
     def _note_part(self, node: ast.Call, base: Value, names: Names, arguments: list[Value]) -> None:
         """A change of a part, ``model.lm_head.float()``, as if something were put there."""
@@ -417,27 +413,6 @@ class Calls(Expressions):
                 return whole, ".".join(reversed(parts))
         return None, ""
 
-    def _of_parser(self, parser: Call, call: Call) -> Value | None:
-        """What the methods of parsers of arguments return, None for anything else."""
-        if parser.name == "ArgumentParser":
-            if call.name == "add_argument":
-                add_argument(parser, call, self._line)
-            if call.name == "set_defaults":
-                parser.attributes.update(call.keywords)
-            rest = Value(Unknown("an argument of the command line", call.line))
-            namespace = Value(Namespace(parser.attributes, rest))
-            if call.name == "parse_args":
-                return namespace
-            if call.name == "parse_known_args":
-                return Value([namespace.data, rest.data])
-        if parser.name in PARSERS and call.name.startswith("parse"):
-            values = parsed_dataclasses(parser, self._line)
-            if "return_remaining_strings" in call.keywords:
-                values.append(Value([]))
-            single = len(values) == 1 and call.name == "parse"
-            return values[0] if single else Value([each.data for each in values])
-        return None
-
     def _made(
         self, kind: Class, arguments: list[Value], keywords: dict[str, Value], node: ast.Call
     ) -> Value:
@@ -454,6 +429,7 @@ class Calls(Expressions):
             return Value(plain)
         made = self._note(kind.base or kind.name, node.lineno, arguments, {**fields, **keywords})
         made.subclass, made.methods = kind.name, frozenset(kind.methods)
+        made.own = frozenset(kind.fields)
         for name, method in kind.methods.items():
             if name != "__init__":
                 made.attributes[name] = Value(method.bound(made, kind))
@@ -474,12 +450,14 @@ class Calls(Expressions):
             return self.unknown(node, "a function that calls itself")
         function.is_followed = True
         names = Names(function.names)
-        parameters = _parameters(function.node)
-        defaults = self._defaults(function)
+        taken = parameters(function.node)
+        defaults = self.defaults(function)
+        if function.entry and not arguments:
+            keywords = {**self.entered(function), **keywords}
         if function.first is not None:
             arguments = [function.first, *arguments]
-        bound = dict(zip(parameters, arguments, strict=False))
-        for name in parameters:
+        bound = dict(zip(taken, arguments, strict=False))
+        for name in taken:
             value = keywords.get(name, bound.get(name, defaults.get(name)))
             names.own[name] = (
                 self.unknown(function.node, f"{name}, an argument of a function")
@@ -488,7 +466,7 @@ class Calls(Expressions):
             )
         if function.node.args.kwarg is not None:
             names.own[function.node.args.kwarg.arg] = Value(
-                {name: v.data for name, v in keywords.items() if name not in parameters}
+                {name: v.data for name, v in keywords.items() if name not in taken}
             )
         self._active.append(function)
         if isinstance(function.node, ast.Lambda):
@@ -526,18 +504,8 @@ class Calls(Expressions):
             return {}
         return {
             name: self.unknown(function.node, f"{name}, an argument of a function")
-            for name in _parameters(function.node)
+            for name in parameters(function.node)
         }
-
-    def _defaults(self, function: Function) -> dict[str, Value]:
-        arguments = function.node.args
-        placed = [*arguments.posonlyargs, *arguments.args]
-        first = len(placed) - len(arguments.defaults)
-        nodes = dict(zip([each.arg for each in placed[first:]], arguments.defaults, strict=True))
-        for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-            if default is not None:
-                nodes[each.arg] = default
-        return {name: self.value_of(default, function.names) for name, default in nodes.items()}
 
     def _note(
         self,
@@ -589,9 +557,3 @@ def is_over_weights(value: Value) -> bool:
         and data.name in ("parameters", "named_parameters", "state_dict")
         and data.receiver is not None
     )
-
-
-def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[str]:
-    arguments = node.args
-    every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
-    return [each.arg for each in every]

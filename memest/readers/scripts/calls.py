@@ -48,6 +48,8 @@ _TASKS = {
 _OWN_HEADS = ("ForConditionalGeneration", "FastLanguageModel", "FastModel", "FastVisionModel")
 """Ends of names whose head is the model's own."""
 _NO_MODELS = ("Tokenizer", "TokenizerFast", "Processor", "FeatureExtractor", "Config", "Pipeline")
+_NOT_BUILT = ("diffusers", "speechbrain", "open_clip", "flair")
+"""Libraries whose ``from_pretrained`` makes models that memest does not build."""
 _PEFT_LOADS = ("PeftModel", "AutoPeftModel")
 
 ADAPTERS = {
@@ -151,6 +153,8 @@ def is_load(call: Call) -> bool:
     if call.receiver is not None:
         return isinstance(call.receiver, Class) and call.name == "from_pretrained"
     if call.name not in ("from_pretrained", "from_config") and not is_made_of_config(call):
+        return False
+    if call.library in _NOT_BUILT:
         return False
     kind = call.kind
     return bool(kind) and not kind.endswith(_NO_MODELS) and not kind.startswith(_PEFT_LOADS)

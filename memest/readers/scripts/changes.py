@@ -34,7 +34,8 @@ _METHODS = frozenset(
 )
 """Methods of a model that change no size, or are read elsewhere."""
 _FUNCTIONS = WRAPPERS | frozenset(
-    """summary watch save unwrap_model clip_grad_norm_ clip_grad_value_ get_peft_model_state_dict
+    """summary watch save unwrap_model clip_grad_norm_ clip_grad_value_ clip_gradients
+    get_peft_model_state_dict
     set_peft_model_state_dict register_for_checkpointing save_model save_state save_pretrained
     DataLoader named_parameters find_all_linear_names get_parameter_names get_decay_parameter_names
     infer_auto_device_map dispatch_model no_grad autocast info debug warning log exp join device

@@ -1,4 +1,4 @@
-"""Arguments that a script takes: argparse, HfArgumentParser and TRL's, Fire, tyro, with defaults.
+"""Arguments that a script takes: argparse, HfArgumentParser and TRL's, tyro, with defaults.
 
 Source: argparse of Python 3.13 (``dest``, ``action``, ``default``); transformers 5.23
 ``hf_argparser.py``; TRL 1.16 ``scripts/utils.py`` (``TrlParser``).
@@ -6,7 +6,7 @@ Source: argparse of Python 3.13 (``dest``, ``action``, ``default``); transformer
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,14 @@ from memest.readers.command_words import read_arguments
 from memest.readers.documents import plain_value
 from memest.readers.scripts.things import Call, Class, Namespace, Symbol, Unknown, Value
 
-__all__ = ["DATACLASS_PARSERS", "PARSERS", "CommandLine", "add_argument", "parsed_dataclasses"]
+__all__ = [
+    "DATACLASS_PARSERS",
+    "PARSERS",
+    "CommandLine",
+    "Option",
+    "parsed_arguments",
+    "parsed_dataclasses",
+]
 
 PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
 """Parsers whose arguments are the fields of dataclasses."""
@@ -26,6 +33,39 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "TrainingArguments": {"model_init_kwargs": None},
 }
 """What TRL's own scripts ask of the arguments, which a command may leave out (TRL 1.16)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An argument, as a parser declares it.
+
+    Attributes:
+        shown: how answers call it.
+        flags: how it is spelt; none for one that goes by its place.
+        off: spellings that switch it off.
+        takes: how many values: ``value``, ``many``, ``maybe``, or none where it is a switch.
+        const: its value where it may have one and has none.
+        otherwise: its value where it is not there, and no default is named.
+        text: its value stays a text.
+        truth: any text is true, ``type=bool`` of argparse.
+    """
+
+    shown: str
+    flags: tuple[str, ...]
+    off: tuple[str, ...] = ()
+    takes: str = ""
+    const: Any = None
+    otherwise: Any = None
+    text: bool = False
+    truth: bool = False
+
+    def value_of(self, word: str) -> Any:
+        """A word as the value that the parser makes of it."""
+        return bool(word) if self.truth else word if self.text else plain_value(word)
+
+
+def _spelt(flag: str) -> str:
+    return flag.replace("_", "-") if flag.startswith("--") else flag
 
 
 @dataclass(slots=True)
@@ -56,73 +96,136 @@ class CommandLine:
         """Note that arguments were read, however they are spelt."""
         self.used |= {flag.lstrip("-").replace("-", "_") for flag in flags}
 
-    def find(self, flags: Sequence[str], *, takes_value: bool, many: bool) -> tuple[bool, Any]:
-        """Whether one of an argument's spellings is there, and its value: the last one counts."""
+    def find(self, option: Option, every: Iterable[str] = ()) -> tuple[bool, Any]:
+        """Whether an argument is among the words, and its value: the last one counts.
+
+        A hyphen is as good as an underscore: a program that is stricter stops and takes nothing.
+
+        Args:
+            option: the argument.
+            every: all flags of a parser that takes beginnings of them, as argparse does.
+        """
+        flags, off = set(map(_spelt, option.flags)), set(map(_spelt, option.off))
+        long = {_spelt(flag) for flag in every if flag.startswith("--")}
         words = self.words or ()
         for place in reversed(range(len(words))):
-            flag, equals, text = words[place].partition("=")
-            if flag not in flags:
+            typed, equals, text = words[place].partition("=")
+            flag = _spelt(typed)
+            if flag.startswith("--") and flag not in long:
+                begun = [each for each in long if each.startswith(flag)]
+                flag = begun[0] if len(begun) == 1 else flag
+            elif typed[:1] == "-" and len(typed) > 2 and typed[:2] in flags and option.takes:
+                flag, equals, text = typed[:2], "=", words[place][2:].removeprefix("=")
+            if flag not in flags | off:
                 continue
-            self.words_taken.add(flag.lstrip("-").replace("-", "_"))
-            if not takes_value:
-                return True, None
+            self.words_taken.add(typed.lstrip("-").replace("-", "_"))
+            if flag in off or (not option.takes and not equals):
+                return True, flag not in off
             if equals:
-                return True, plain_value(text)
+                return True, option.value_of(text)
             values: list[Any] = []
             for value in words[place + 1 :]:
-                if value.startswith("--") or (values and not many):
+                if value.startswith("--") or (values and option.takes != "many"):
+                    break
+                if option.takes == "maybe" and value.startswith("-"):
                     break
                 self.words_taken.add(value)
-                values.append(plain_value(value))
-            return True, values if many else (values[0] if values else None)
+                values.append(option.value_of(value))
+            if option.takes == "many":
+                return True, values
+            return True, values[0] if values else option.const
         return False, None
 
+    def option(self, option: Option, default: Value | None, every: Iterable[str] = ()) -> Value:
+        """The value of an argument: the command's, else its default; None for one that has none."""
+        found, data = self.find(option, every)
+        if found:
+            self.taken[option.shown.lstrip("-").replace("-", "_")] = data
+            return Value(data, given=(option.shown,))
+        if default is None:
+            return Value(Unknown(f"{option.shown} of the command line"))
+        return default.beside(Value(None, defaults=(option.shown,)))
+
     def value_of(self, name: str, default: Value | None) -> Value:
-        """A field of a dataclass, or a parameter of a function that Fire calls."""
+        """A field of a dataclass."""
         if name in self.named:
+            self.words_taken.add(name.partition(".")[0] if "." in name else "")
             return Value(self.named[name], given=(f"--{name}",))
+        if default is not None and isinstance(default.data, Namespace):
+            inner = default.data  # a dataclass in a dataclass: --train.batch-size
+            values = {key: self.value_of(f"{name}.{key}", v) for key, v in inner.values.items()}
+            return Value(Namespace(values, inner.rest, inner.methods))
         if default is None:
             return Value(Unknown(f"--{name} of the command line"))
         return default.beside(Value(None, defaults=(f"--{name}",)))
 
 
-def add_argument(parser: Call, call: Call, line: CommandLine) -> None:
-    """Keep what ``parser.add_argument`` adds, with the value that it has here."""
-    flags = [each.data for each in call.arguments if isinstance(each.data, str)]
-    if not flags:
-        return
+def parsed_arguments(parser: Call, added: Iterable[Call], line: CommandLine) -> Namespace:
+    """What ``parse_args`` of argparse returns.
+
+    Args:
+        parser: what was made.
+        added: the calls of its ``add_argument``.
+        line: the words.
+    """
+    options = [(call, *_declared(call)) for call in added]
+    every = [flag for _, _, option in options for flag in (*option.flags, *option.off)]
+    values: dict[str, Value] = {}
+    for call, name, option in options:
+        if not option.flags and not option.off:
+            values[name] = Value(Unknown(f"{name} of the command line", call.line))
+            continue
+        # by set_defaults, of what a file says, perhaps
+        changed = parser.attributes.get(name, parser.attributes.get("**"))
+        default = changed or call.keywords.get("default") or Value(option.otherwise)
+        required, kind = (call.keywords.get(each) for each in ("required", "type"))
+        is_required = required is not None and required.data is True
+        if isinstance(default.data, str) and kind is not None and not option.text:
+            is_builtin = isinstance(kind.data, Unknown)
+            default = default.with_data(option.value_of(default.data)) if is_builtin else default
+        value = line.option(option, None if is_required else default, every)
+        if name not in values or value.given:
+            values[name] = value  # of several that share a name, the first says the default
+    rest = Value(Unknown("an argument of the command line", parser.line))
+    return Namespace({**parser.attributes, **values}, rest)
+
+
+def _declared(call: Call) -> tuple[str, Option]:
+    """What ``add_argument`` declares: where its value goes, and how it is spelt."""
+    names = [each.data for each in call.arguments if isinstance(each.data, str)]
     keywords = {name: value.data for name, value in call.keywords.items()}
-    longest = next((flag for flag in flags if flag.startswith("--")), flags[0])
+    longest = next((name for name in names if name.startswith("--")), names[0] if names else "")
     dest = keywords.get("dest")
     name = dest if isinstance(dest, str) else longest.lstrip("-").replace("-", "_")
+    if not longest.startswith("-"):
+        return name, Option(longest, ())
+    longest = f"--{longest.lstrip('-')}"
     action = keywords.get("action")
-    kind = action.name if isinstance(action, Symbol) else action
-    stores = {"store_true": True, "store_false": False}.get(str(kind))
-    shown = f"--{longest.lstrip('-')}"
-    both_ways = kind == "BooleanOptionalAction"
-    takes_value = stores is None and not both_ways
-    many = keywords.get("nargs") in ("+", "*")
-    found, data = line.find(flags, takes_value=takes_value, many=many)
-    if both_ways and not found:
-        found, _ = line.find([f"--no-{longest.lstrip('-')}"], takes_value=False, many=False)
-        data, stores = False, None
-    elif both_ways:
-        data = True
-    if not flags[0].startswith("-"):
-        value = Value(Unknown(f"{flags[0]} of the command line", call.line))
-    elif found:
-        value = Value(stores if stores is not None else data, given=(shown,))
-    elif keywords.get("required") is True:
-        value = Value(Unknown(f"{shown} of the command line", call.line))
-    else:
-        default = call.keywords.get("default", Value(None if stores is None else not stores))
-        kind = keywords.get("type")
-        if isinstance(default.data, str) and isinstance(kind, Unknown) and kind.why != "str":
-            default = default.with_data(plain_value(default.data))
-        value = default.beside(Value(None, defaults=(shown,)))
-    parser.attributes[name] = value
-    if found:
-        line.taken[longest.lstrip("-").replace("-", "_")] = value.data
+    action = action.name if isinstance(action, Symbol) else action
+    kind = keywords.get("type")
+    kind = kind.why if isinstance(kind, Unknown) else ""
+    if action in ("store_true", "store_false"):
+        on = action == "store_true"
+        return name, Option(
+            longest, tuple(names) if on else (), () if on else tuple(names), otherwise=not on
+        )
+    if action == "BooleanOptionalAction":
+        off = tuple(f"--no-{each[2:]}" for each in names if each.startswith("--"))
+        return name, Option(longest, tuple(names), off)
+    if action == "store_const":
+        return name, Option(longest, tuple(names), takes="maybe", const=keywords.get("const"))
+    nargs = keywords.get("nargs")
+    takes = "many" if nargs in ("+", "*") else "maybe" if nargs == "?" else "value"
+    choices = keywords.get("choices")
+    words = isinstance(choices, list) and all(isinstance(each, str) for each in choices)
+    return name, Option(
+        longest,
+        tuple(names),
+        takes=takes,
+        const=keywords.get("const"),
+        text=kind == "str" or (words and not kind),
+        truth=kind == "bool",
+    )
 
 
 def parsed_dataclasses(parser: Call, line: CommandLine) -> list[Value]:
@@ -144,7 +247,10 @@ def _filled(kind: Any, line: CommandLine, rest: Mapping[str, Value], place: int)
         values = {name: line.value_of(name, default) for name, default in kind.fields.items()}
         if not kind.base:
             return Namespace(values)
-        return Call(kind.base, place, keywords={**values, **rest}, subclass=kind.name)
+        whole = {**values, **rest}
+        return Call(
+            kind.base, place, keywords=whole, subclass=kind.name, own=frozenset(kind.fields)
+        )
     if isinstance(kind, Symbol):
         made = Call(kind.path, place, keywords=dict(rest))
         of_models = "ModelConfig" if kind.name == "ModelConfig" else "TrainingArguments"

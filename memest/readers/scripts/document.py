@@ -38,6 +38,9 @@ _NO_SIZE = frozenset(
 )
 
 
+_OF_TRL = ("trl.get_quantization_config", "trl.get_kbit_device_map")
+
+
 class CallDocument:
     """Arguments of calls by name, with where each stands.
 
@@ -100,7 +103,11 @@ class CallDocument:
     def put(self, key: str, value: Value, call: Call) -> None:
         """A keyword argument; one that is not known is said to be."""
         self.used.update(value.given)
-        data = known(value.data)
+        given = value.data
+        if isinstance(given, Mapping):
+            # TRL's functions say again what its ModelConfig says, which is read
+            given = {k: v for k, v in given.items() if getattr(v, "path", "") not in _OF_TRL}
+        data = known(given)
         if call.conditional:
             data = Unknown("under a condition", call.line)
         if isinstance(data, Mapping) and is_unknown(data):

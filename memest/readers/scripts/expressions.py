@@ -17,6 +17,7 @@ from memest.readers.scripts.things import (
     Symbol,
     Unknown,
     Value,
+    entry_of,
     is_unknown,
 )
 
@@ -207,6 +208,8 @@ class Expressions:
         if isinstance(data, Symbol):
             return base.with_data(Symbol(f"{data.path}.{node.attr}"))
         if isinstance(data, Namespace):
+            if node.attr == "__dict__":
+                return base
             method = data.methods.get(node.attr)
             found = data.values.get(node.attr, data.rest if method is None else Value(method))
             return self.unknown(node) if found is None else found
@@ -219,14 +222,14 @@ class Expressions:
                 return Value(data.methods[node.attr].bound(None, data))
             return data.fields.get(node.attr) or self.unknown(node)
         if isinstance(data, Mapping) and node.attr in data:
-            return base.with_data(data[node.attr])
+            return entry_of(base, node.attr)
         return self.unknown(node)
 
     def _subscript(self, node: ast.Subscript, names: Names) -> Value:
         base, key = self.value_of(node.value, names), self.value_of(node.slice, names)
         of, by = base.data, key.data
         if isinstance(of, dict) and isinstance(by, (str, int)) and str(by) in of:
-            return base.with_data(of[str(by)]).beside(key)
+            return entry_of(base, str(by)).beside(key)
         if isinstance(of, Call) and of.name in DATA_SETS:
             return base  # a part of it, as long as the others
         if isinstance(of, Symbol) and of.name == "__dict__" and isinstance(by, str):

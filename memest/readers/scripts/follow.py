@@ -15,9 +15,21 @@ from memest.readers.scripts.calling import NO_GRAD, Calls, is_over_weights, root
 from memest.readers.scripts.command_line import CommandLine
 from memest.readers.scripts.expressions import Names, as_text, truth_of
 from memest.readers.scripts.source import Source
-from memest.readers.scripts.things import Call, Class, Function, Namespace, Symbol, Unknown, Value
+from memest.readers.scripts.things import (
+    Call,
+    Class,
+    Function,
+    Namespace,
+    Symbol,
+    Unknown,
+    Value,
+    entry_of,
+)
 
 __all__ = ["Follower", "follow"]
+
+_REST = "**"
+"""The entry of a mapping that stands for others, which cannot be told."""
 
 
 class Follower(Calls):
@@ -26,6 +38,15 @@ class Follower(Calls):
     def hand_on(self) -> None:
         """What is followed from here on is called by whoever it was handed to."""
         self._hands_on = True
+
+    def enter(self) -> None:
+        """Follow the commands that the script has and calls nowhere: the one that is named."""
+        commands = {name: each for each in self.functions for name in self.command_names(each)}
+        named = [commands[word] for word in (self._line.words or ()) if word in commands]
+        for function in dict.fromkeys(named[:1] or commands.values()):
+            self.inlined(function, [], {}, function.node)
+        for function in commands.values():
+            function.is_followed = True
 
     def follow(self, statements: Sequence[ast.stmt], names: Names) -> bool:
         """Follow statements; True where one of them leaves the function for certain."""
@@ -231,6 +252,8 @@ class Follower(Calls):
         return self.unknown(test, f"{name} depends on: {as_text(test)}")
 
     def _do_for(self, node: ast.For | ast.AsyncFor, names: Names) -> None:
+        if self._sets_entries(node, names):
+            return
         iterated = self.value_of(node.iter, names)
         over_weights = is_over_weights(iterated)
         self._forget(node.target, names)
@@ -240,6 +263,20 @@ class Follower(Calls):
         self._loop(node, names)
         self._loaders = loaders
         self._loops_over_weights -= over_weights
+
+    def _sets_entries(self, node: ast.For | ast.AsyncFor, names: Names) -> bool:
+        """``for k, v in settings.items(): setattr(args, k, v)``, entry by entry; else False."""
+        source = node.iter.func if isinstance(node.iter, ast.Call) else None
+        is_items = isinstance(source, ast.Attribute) and source.attr == "items"
+        if not is_items or not isinstance(source, ast.Attribute) or not _only_sets(node.body):
+            return False
+        whole = self.value_of(source.value, names)
+        if not isinstance(whole.data, dict) or _REST in whole.data:
+            return False
+        for key in list(whole.data):
+            self._assign(node.target, Value([key, entry_of(whole, key).data]), names)
+            self.follow(node.body, names)
+        return True
 
     def _loaders_in(self, node: ast.expr, iterated: Value, names: Names) -> list[Call]:
         """The loaders that a loop goes over, ``enumerate(tqdm(loader))`` among them."""
@@ -291,6 +328,7 @@ class Follower(Calls):
 
     def _do_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, names: Names) -> None:
         function = Function(node, names, self._owners[-1] if self._owners else "")
+        function.entry = tuple(self.entry_of(node, names))
         names.own[node.name] = Value(function)
         self.functions.append(function)
 
@@ -331,9 +369,24 @@ class Follower(Calls):
                 if keyword.arg == "default_factory" and isinstance(keyword.value, ast.Lambda):
                     return self.value_of(keyword.value.body, names)
                 if keyword.arg == "default_factory":
-                    return self.unknown(keyword.value)
+                    made = self.value_of(keyword.value, names).data
+                    is_class = isinstance(made, Class) and not made.base
+                    return self._made(made, [], {}, node) if is_class else self.unknown(node)
             return None
         return None if node is None else self.value_of(node, names)
+
+
+def _only_sets(body: Sequence[ast.stmt]) -> bool:
+    """Whether statements do nothing but give things their entries."""
+    for each in body:
+        if isinstance(each, ast.If):
+            if not _only_sets(each.body) or not _only_sets(each.orelse):
+                return False
+            continue
+        call = each.value if isinstance(each, ast.Expr) else None
+        if not isinstance(call, ast.Call) or as_text(call.func) != "setattr":
+            return False
+    return True
 
 
 def follow(source: Source, line: CommandLine) -> Follower:
@@ -355,12 +408,14 @@ def follow(source: Source, line: CommandLine) -> Follower:
             for each in ast.walk(statement)
             if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)
         }
+        follower.enter()
         follower.hand_on()
         for function in list(follower.functions):
             # handed to somebody who calls them: what they are given is not known
             name = getattr(function.node, "name", "")
             if not function.is_followed and (name in used or not name):
-                follower.inlined(function, [], follower.parameters_of(function), function.node)
+                given = {**follower.parameters_of(function), **follower.named(function)}
+                follower.inlined(function, [], given, function.node)
         for made in [call for call in follower.calls if call.methods]:
             for value in list(made.attributes.values()):
                 method = value.data

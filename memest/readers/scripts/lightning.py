@@ -18,7 +18,7 @@ from memest.readers.scripts.found import Found
 from memest.readers.scripts.things import Call, Unknown, Value
 from memest.readers.values import Either
 
-__all__ = ["MODULE_METHODS", "Extra", "LightningRun", "lightning_of"]
+__all__ = ["MODULE_METHODS", "Extra", "LightningRun", "lightning_of", "put_gpus", "put_precision"]
 
 _LIBRARIES = ("lightning", "pytorch_lightning")
 _PRECISIONS = {
@@ -108,7 +108,7 @@ class LightningRun:
     def read(self, document: CallDocument) -> None:
         """Put down what the Trainer is told."""
         trainer = self.trainer
-        self._precision(document)
+        put_precision(document, trainer, self.found)
         accumulates = trainer.keywords.get("accumulate_grad_batches", Value(1))
         if isinstance(accumulates.data, dict):
             why = "it changes in the training: --grad-accum says the most"
@@ -116,7 +116,7 @@ class LightningRun:
         else:
             document.put("grad_accum", accumulates, trainer)
         self._clipping(document)
-        self._gpus(document)
+        put_gpus(document, trainer)
         if "**" in trainer.keywords:
             document.miss(trainer.line, "Trainer", Either("further arguments cannot be told: **"))
         for each in _listed(trainer.keywords.get("plugins")):
@@ -128,53 +128,12 @@ class LightningRun:
             if call.library in _LIBRARIES and call.name.endswith(("Averaging", "Pruning")):
                 document.miss(call.line, call.name, "further copies of the weights")
 
-    def _precision(self, document: CallDocument) -> None:
-        value = self.trainer.keywords.get("precision")
-        if value is None or value.data is None:
-            return
-        name, load = str(value.data), self.found.load
-        if name in _PRECISIONS:
-            document.put("precision", value.with_data(_PRECISIONS[name]), self.trainer)
-        elif name not in _HALVES:
-            unknown = value.data if isinstance(value.data, Unknown) else Unknown(repr(value.data))
-            document.put("precision", value.with_data(unknown), self.trainer)
-        elif self.found.adapts or (load is not None and _says_dtype(load)):
-            why = f"all of the module becomes {_HALVES[name]}, whatever dtype it is loaded in"
-            document.miss(self.trainer.line, "precision", f"{why}: priced without; --dtype says it")
-        else:
-            document.put("dtype", value.with_data(_HALVES[name]), self.trainer)
-
     def _clipping(self, document: CallDocument) -> None:
         """Clipping to a norm; gradients that are clipped one by one take no memory."""
         value = self.trainer.keywords.get("gradient_clip_val", Value(None))
         how = self.trainer.keywords.get("gradient_clip_algorithm", Value("norm"))
         if value.data is not None and how.data != "value":
             document.put("max_grad_norm", value, self.trainer)
-
-    def _gpus(self, document: CallDocument) -> None:
-        """How many GPUs share the work, and how."""
-        trainer = self.trainer
-        accelerator = trainer.keywords.get("accelerator", Value("auto")).data
-        if accelerator not in ("auto", "gpu", "cuda"):
-            why = "priced is a GPU of NVIDIA's"
-            document.miss(trainer.line, "accelerator", f"{_name_of(accelerator)}: {why}")
-        strategy = trainer.keywords.get("strategy", Value("auto")).data
-        if strategy not in _STRATEGIES:
-            why = "is not read: priced is DDP, or one GPU; --fsdp or --zero say it"
-            document.miss(
-                trainer.line, "strategy", Either(f"Lightning's {_name_of(strategy)} {why}")
-            )
-        number = 1
-        for key in ("devices", "num_nodes"):
-            data = trainer.keywords.get(key, Value(1)).data
-            count = _count(data)
-            if count is None:
-                why = "as many GPUs as there are: one is priced; --num-gpus says it"
-                document.miss(trainer.line, "num_gpus", why)
-                return
-            number *= count
-        if number > 1:
-            document.say("num_gpus", number, trainer.line)
 
     def extras(self) -> Iterator[Extra]:
         """What the module has or does besides its model."""
@@ -273,6 +232,47 @@ def lightning_of(found: Found) -> LightningRun | None:
             ]
             return LightningRun(found, trainer, fit, made, names[0] if len(names) == 1 else "")
     return None
+
+
+def put_precision(document: CallDocument, trainer: Call, found: Found) -> None:
+    """``precision=`` of a Trainer, or of Fabric."""
+    value = trainer.keywords.get("precision")
+    if value is None or value.data is None:
+        return
+    name, load = str(value.data), found.load
+    if name in _PRECISIONS:
+        document.put("precision", value.with_data(_PRECISIONS[name]), trainer)
+    elif name not in _HALVES:
+        unknown = value.data if isinstance(value.data, Unknown) else Unknown(repr(value.data))
+        document.put("precision", value.with_data(unknown), trainer)
+    elif found.adapts or (load is not None and _says_dtype(load)):
+        why = f"all of the module becomes {_HALVES[name]}, whatever dtype it is loaded in"
+        document.miss(trainer.line, "precision", f"{why}: priced without; --dtype says it")
+    else:
+        document.put("dtype", value.with_data(_HALVES[name]), trainer)
+
+
+def put_gpus(document: CallDocument, trainer: Call) -> None:
+    """How many GPUs share the work, and how."""
+    accelerator = trainer.keywords.get("accelerator", Value("auto")).data
+    if accelerator not in ("auto", "gpu", "cuda"):
+        why = "priced is a GPU of NVIDIA's"
+        document.miss(trainer.line, "accelerator", f"{_name_of(accelerator)}: {why}")
+    strategy = trainer.keywords.get("strategy", Value("auto")).data
+    if strategy not in _STRATEGIES:
+        why = "is not read: priced is DDP, or one GPU; --fsdp or --zero say it"
+        document.miss(trainer.line, "strategy", Either(f"Lightning's {_name_of(strategy)} {why}"))
+    number = 1
+    for key in ("devices", "num_nodes"):
+        data = trainer.keywords.get(key, Value(1)).data
+        count = _count(data)
+        if count is None:
+            why = "as many GPUs as there are: one is priced; --num-gpus says it"
+            document.miss(trainer.line, "num_gpus", why)
+            return
+        number *= count
+    if number > 1:
+        document.say("num_gpus", number, trainer.line)
 
 
 class _Step:

@@ -216,7 +216,11 @@ def _made(document: CallDocument, found: Found, load: Call) -> None:
 
 
 def _is_quantised(document: CallDocument) -> bool:
-    return any(key in document for key in ("quantization_config", "load_in_4bit", "load_in_8bit"))
+    config = document.get("quantization_config")
+    names = ("load_in_4bit", "load_in_8bit")
+    if isinstance(config, dict) and config and set(config) <= {*names, *_OF_4BIT}:
+        return any(config.get(name) is not False and name in config for name in names)
+    return any(document.get(key) not in (None, False) for key in ("quantization_config", *names))
 
 
 def _cast(document: CallDocument, found: Found) -> None:
@@ -271,10 +275,14 @@ def _prepared(document: CallDocument, found: Found) -> None:
             document.miss(call.line, call.name, why)
             document.say("prepare_kbit", False, call.line)
             continue
+        if not quantised:
+            # it freezes all weights, and makes float32 of those in half precision
+            document.say("dtype", "float32", call.line)
+            continue
         document.say("prepare_kbit", True, call.line)
         value = call.argument(1, "use_gradient_checkpointing")
-        if quantised and (value is None or value.data is True):
-            document.say("gradient_checkpointing", True, call.line)
+        if value is None or value.data is not False:
+            document.put("gradient_checkpointing", value or Value(True), call)
             kwargs = call.argument(2, "gradient_checkpointing_kwargs")
             if kwargs is not None and kwargs.data:
                 document.put("gradient_checkpointing_kwargs", kwargs, call)
@@ -284,6 +292,12 @@ def _prepared(document: CallDocument, found: Found) -> None:
         document.say_default("prepare_kbit", False, "nothing calls prepare_model_for_kbit_training")
 
 
+_OF_4BIT = frozenset(
+    """bnb_4bit_quant_type bnb_4bit_use_double_quant bnb_4bit_compute_dtype bnb_4bit_quant_storage
+    llm_int8_threshold llm_int8_skip_modules llm_int8_enable_fp32_cpu_offload
+    llm_int8_has_fp16_weight""".split()
+)
+"""What says nothing of a base that is quantised by neither switch."""
 _DTYPES = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}
 
 

@@ -8,7 +8,12 @@ from memest.readers.scripts.calls import optimizer_name, updated_part
 from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.found import Found
 from memest.readers.scripts.lengths import put_lengths
-from memest.readers.scripts.lightning import LightningRun, lightning_of
+from memest.readers.scripts.lightning import (
+    LightningRun,
+    lightning_of,
+    put_gpus,
+    put_precision,
+)
 from memest.readers.scripts.loop_body import read_body
 from memest.readers.scripts.things import Call, Symbol, Unknown, Value
 from memest.readers.scripts.vision import is_vision_load
@@ -38,6 +43,9 @@ def read_loop(found: Found) -> tuple[DocumentReading, set[str]]:
     title = "a loop of its own" if lightning is None else "Lightning"
     document = CallDocument(found.source, "transformers", title)
     _accelerator(document, found)
+    for call in [each for each in found.named("Fabric") if each.receiver is None][:1]:
+        put_precision(document, call, found)
+        put_gpus(document, call)
     _batch(document, found, None if lightning is None else lightning.loader)
     put_lengths(document, found)
     _precision(document, found)
@@ -205,8 +213,8 @@ def _steps(document: CallDocument, found: Found) -> None:
             continue
         if not _is_scheduler(call) and call.every.data is not None:
             document.put("grad_accum", call.every, call.unconditional())
-    for call in found.named("clip_grad_norm_"):
-        value = call.argument(1, "max_norm")
+    for call in found.named("clip_grad_norm_", "clip_gradients"):
+        value = call.argument(1 if call.name == "clip_grad_norm_" else -1, "max_norm")
         if value is not None:
             document.put("max_grad_norm", value, call.unconditional())
 

@@ -21,8 +21,9 @@ from memest.readers.values import LOSS, Either
 __all__ = ["read_body"]
 
 _STEP = frozenset(
-    """backward step zero_grad clip_grad_norm_ clip_grad_value_ accumulate autocast no_sync no_grad
-    inference_mode set_grad_enabled enable_grad scale unscale_ update get_scale GradScaler
+    """backward step zero_grad clip_grad_norm_ clip_grad_value_ clip_gradients accumulate autocast
+    no_sync no_grad inference_mode set_grad_enabled enable_grad scale unscale_ update get_scale
+    GradScaler
     autocast_mode maybe_autocast nullcontext scale_loss train eval join_uneven_inputs set_epoch
     prepare unwrap_model optimizer_step record parameters ctx
     set_requires_gradient_sync step_update suppress get_tracker get_state_dict

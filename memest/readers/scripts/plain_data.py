@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memest.readers.scripts.things import Value
+from memest.readers.scripts.things import Value, entry_of
 
 __all__ = ["plain_method"]
 
@@ -74,7 +74,7 @@ def _of_mapping(
     default = arguments[1] if len(arguments) > 1 else Value(None)
     found = default
     if isinstance(first, str) and first in entries:
-        found = base.with_data(entries[first])
+        found = entry_of(base, first)
     if name == "get" and arguments:
         return found
     if name == "copy":

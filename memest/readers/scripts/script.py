@@ -21,7 +21,7 @@ from memest.readers.scripts.loop import read_loop
 from memest.readers.scripts.mode import left_in_eval
 from memest.readers.scripts.remarks import read_remarks
 from memest.readers.scripts.source import parse_script
-from memest.readers.scripts.things import Call
+from memest.readers.scripts.things import Call, Symbol
 from memest.readers.scripts.trainer import read_trainer
 from memest.readers.scripts.vision import is_vision_load
 from memest.readers.values import (
@@ -85,6 +85,10 @@ class Script:
             if whole in last:
                 last = {name: each for name, each in last.items() if name not in parts_of_it}
         defaults = [value for value in values if value.level is Level.DEFAULT]
+        if "prepare_kbit" in last and not any(each.option == "checkpointing" for each in values):
+            # a script that prepares its base says whether that switches checkpointing on
+            why = f"{self.found.source.name}: nothing switches it on"
+            defaults.append(ReadValue("checkpointing", "none", why, Level.DEFAULT))
         return DocumentReading(
             source=self.found.source.name,
             format=parts[0].format,
@@ -148,6 +152,9 @@ class Script:
         """Remarks as they stand for the model's head: what samples are, how large outputs are."""
         load = self.found.load
         kind = load.kind if load is not None else ""
+        own = None if load is None else load.keywords.get("auto_model")
+        if own is not None and isinstance(own.data, Symbol):
+            kind = own.data.name  # what Unsloth's FastModel is told to load
         is_vision = load is not None and is_vision_load(load)
         if load is not None and is_vision and "segmentation" not in load.path:
             task = "image-classification"

@@ -41,6 +41,7 @@ class Source:
         cells: first line and number of each cell of a notebook; nothing for a file.
         unread: first lines of cells that are no Python, and why.
         folder: that the file is in.
+        texts: number and text of each cell of a notebook.
     """
 
     name: str
@@ -48,9 +49,12 @@ class Source:
     cells: tuple[tuple[int, int], ...] = ()
     unread: tuple[tuple[int, str], ...] = ()
     folder: Path | None = None
+    texts: tuple[tuple[int, str], ...] = ()
 
     def place(self, line: int) -> str:
         """Where a line is: ``train.py:41``, ``colab.ipynb:cell 3, line 2``."""
+        if not line:
+            return self.name  # no line of it, but what none of them says
         before = [cell for cell in self.cells if cell[0] <= line]
         if not before:
             return f"{self.name}:{line}"
@@ -104,7 +108,8 @@ def parse_script(path: Path, label: str) -> Source:
     cells: list[tuple[int, int]] = []
     unread: list[tuple[int, str]] = []
     line = 1
-    for number, text in _code_cells(read_source(path, label, limit=MAX_NOTEBOOK_BYTES), label):
+    texts = tuple(_code_cells(read_source(path, label, limit=MAX_NOTEBOOK_BYTES), label))
+    for number, text in texts:
         cells.append((line, number))
         try:
             body += _parse_cell(text, f"{label}, cell {number},", line)
@@ -113,7 +118,7 @@ def parse_script(path: Path, label: str) -> Source:
         line += text.count("\n") + 1
     if unread and not body:
         raise ConfigError(unread[0][1])
-    return Source(path.name, tuple(body), tuple(cells), tuple(unread), path.parent)
+    return Source(path.name, tuple(body), tuple(cells), tuple(unread), path.parent, texts)
 
 
 def _parse_cell(text: str, label: str, first_line: int) -> list[ast.stmt]:

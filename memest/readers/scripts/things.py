@@ -15,9 +15,11 @@ __all__ = [
     "Namespace",
     "OpenFile",
     "Part",
+    "Settings",
     "Symbol",
     "Unknown",
     "Value",
+    "entry_of",
     "is_unknown",
     "known",
 ]
@@ -118,6 +120,30 @@ class Value:
         )
 
 
+class Settings(dict[str, Any]):
+    """A mapping some of whose entries a command changes.
+
+    Attributes:
+        given: those entries, with how the command names them.
+    """
+
+    __slots__ = ("given",)
+
+    def __init__(self, entries: Mapping[str, Any] | None = None) -> None:
+        super().__init__(entries or {})
+        self.given: dict[str, str] = {}
+
+
+def entry_of(base: Value, key: str) -> Value:
+    """An entry of a mapping; what refers to another entry, ``${batch_size}``, cannot be told."""
+    data = base.data[key]
+    if isinstance(data, str) and "${" in data:
+        return base.with_data(Unknown(data))
+    named = base.data.given.get(key) if isinstance(base.data, Settings) else None
+    value = base.with_data(data)
+    return value if named is None else value.beside(Value(None, given=(named,)))
+
+
 @dataclass(eq=False, slots=True)
 class Call:
     """A call of a library's function or class, or of a method of something.
@@ -137,6 +163,7 @@ class Call:
         without_grad: it stands under ``torch.no_grad()``, or what is as good.
         owner: the class of the script that it stands in.
         subclass: the class of the script that stands for the library's.
+        own: fields that this class adds.
         methods: those that the class of the script has.
         attributes: what was assigned to it.
         deleted: ``del`` took it.
@@ -156,6 +183,7 @@ class Call:
     without_grad: bool = False
     owner: str = ""
     subclass: str = ""
+    own: frozenset[str] = frozenset()
     methods: frozenset[str] = frozenset()
     attributes: dict[str, Value] = field(default_factory=dict)
     deleted: bool = False
@@ -213,6 +241,7 @@ class Function:
         first: what it is a method of, and given as its first argument.
         is_followed: it was called, and its body with it.
         is_uncertain: its name may stand for something else.
+        entry: decorators that make it one that the command line fills.
     """
 
     node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -221,6 +250,7 @@ class Function:
     first: Value | None = None
     is_followed: bool = False
     is_uncertain: bool = False
+    entry: tuple[Call, ...] = ()
 
     @property
     def decorators(self) -> frozenset[str]:
@@ -270,6 +300,20 @@ class Namespace:
     values: dict[str, Value]
     rest: Value | None = None
     methods: dict[str, Function] = field(default_factory=dict)
+
+    def update(self, entries: object, unknown: Value, *, told: bool) -> None:
+        """Give entries of a mapping to it; where they cannot be told, none of its is known.
+
+        Args:
+            entries: a mapping, or anything else.
+            unknown: what stands for what cannot be told.
+            told: it surely runs.
+        """
+        if isinstance(entries, dict):
+            self.values |= {k: Value(v) if told else unknown for k, v in entries.items()}
+        else:
+            self.values.clear()
+            self.rest = unknown
 
 
 def known(data: Any) -> Any:

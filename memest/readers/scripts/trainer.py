@@ -9,7 +9,7 @@ from memest.readers.scripts.lengths import put_lengths
 from memest.readers.scripts.loading import is_old_trl
 from memest.readers.scripts.things import Call, Function, Unknown, Value
 from memest.readers.scripts.unsloth import CONFIG_DEFAULTS, is_unsloth
-from memest.readers.training_arguments import read_training_arguments
+from memest.readers.training_arguments import is_of_model, read_training_arguments
 from memest.readers.trl import read_trl
 from memest.readers.values import DocumentReading, Either, Saving
 
@@ -41,7 +41,7 @@ def read_trainer(found: Found) -> tuple[DocumentReading, set[str]]:
     method = TRAINERS[trainer.name]
     document = CallDocument(found.source, "TRL" if method else "transformers")
     config = arguments_of(trainer)
-    _configure(document, config, trainer)
+    _configure(document, config, trainer, found)
     for key in sorted(_OF_TRAINER & set(trainer.keywords)):
         document.put(key, trainer.keywords[key], trainer)
     rewards = trainer.keywords.get("reward_funcs")
@@ -84,13 +84,20 @@ def _defaults(document: CallDocument, found: Found, config: Value | None, *, uns
         document.say_default("dtype", "auto", "from_pretrained names none")
 
 
-def _configure(document: CallDocument, config: Value | None, trainer: Call) -> None:
-    """The arguments of ``TrainingArguments(...)`` and what was assigned to them since."""
+def _configure(document: CallDocument, config: Value | None, trainer: Call, found: Found) -> None:
+    """The arguments of ``TrainingArguments(...)`` and what was assigned to them since.
+
+    What a class of the script adds to them of models says nothing where the model is loaded here:
+    what its code makes of that is read.
+    """
     if config is None:
         return
     data = config.data
     if isinstance(data, Call) and data.is_instance:
-        document.put_all(data, without=("output_dir",))
+        own = [] if found.load is None else [name for name in data.own if is_of_model(name)]
+        for name in sorted(own):
+            document.ignore(data.line, name, "a field of the script's own, whose code is read")
+        document.put_all(data, without=("output_dir", *own))
         for key, value in data.attributes.items():
             if key not in data.methods:
                 document.put(key, value, data)

@@ -27,6 +27,7 @@ CONFIG_DEFAULTS = {
     "weight_decay": 0.001,
 }
 """What TRL's configurations have unasked once Unsloth is imported."""
+_ROLLOUTS = ("max_prompt_length", "max_completion_length")
 _TARGETS = "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj".split()
 _TARGET_SWITCHES = """finetune_vision_layers finetune_language_layers finetune_attention_modules
     finetune_mlp_modules finetune_audio_layers""".split()
@@ -159,6 +160,12 @@ def _length(document: CallDocument, found: Found) -> None:
     document.say_default("max_seq_length", 2048, "default of Unsloth")
     own = document.get("max_seq_length")
     config = _config(found)
+    given = {} if config is None else config.keywords
+    parts = [given.get(key, Value(None)).data for key in _ROLLOUTS]
+    numbers = [part for part in parts if isinstance(part, int)]
+    if len(numbers) == len(parts) and isinstance(own, int) and sum(numbers) < own:
+        document.take("max_seq_length")  # a prompt and what is written behind it
+        return
     for key in ("max_length", "max_seq_length"):
         value = None if config is None else config.keywords.get(key)
         number = None if value is None else value.data

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import memest
 from memest.catalog import capacity
 from memest.catalog.gpus import (
     COMMON_GPUS,
@@ -257,3 +258,10 @@ def test_catalogues_need_no_torch():
     )
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("gpu", [3, 0, [1], 3.5])
+def test_what_is_no_name_of_a_card_is_refused(gpu):
+    """From Python a number is easily given where the number of GPUs is meant."""
+    with pytest.raises(ConfigError, match=r"is no name of a card.*num_gpus"):
+        memest.estimate("gpt2", gpu=gpu, max_batch=False)

@@ -12,6 +12,7 @@ from memest.catalog.models import MIRRORS, alias_reason, aliases, closest_models
 from memest.catalog.resolve import resolve_model
 from memest.config.options import setup_from_options
 from memest.config.quantization import own_quantization
+from memest.config.setup import Setup
 from memest.errors import ConfigError, ModelLoadError, UnknownModelError
 
 COPIES = [name for name in aliases() if name.endswith("-bnb-4bit")]
@@ -130,6 +131,22 @@ def test_a_copy_is_priced_as_the_4bit_base_that_it_is():
     assert copy.peak.allocated_bytes == qlora.peak.allocated_bytes
     with pytest.raises(ConfigError, match="add adapters"):
         memest.estimate("unsloth/SmolLM-135M-bnb-4bit", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "checkpointing"),
+    [
+        ({"lora_r": 8}, "full"),
+        ({"lora_r": 8, "load_in_4bit": True}, "full"),
+        ({"lora_r": 8, "checkpointing": "none"}, "none"),
+        ({"setup": Setup(adapter={"peft_type": "LORA", "r": 8})}, "none"),
+    ],
+)
+def test_a_copy_that_peft_prepares_is_recomputed_unless_told_otherwise(options, checkpointing):
+    """As a base that is quantised when it is loaded; a whole setup stays as it is."""
+    estimate = memest.estimate("unsloth/SmolLM-135M-bnb-4bit", max_batch=False, **options)
+
+    assert estimate.setup.checkpointing == checkpointing
 
 
 def test_copies_that_were_made_llamas_are_not_taken_for_the_original():

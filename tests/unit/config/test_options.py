@@ -12,7 +12,7 @@ import pytest
 import memest
 from memest.config.option import Kind
 from memest.config.option_table import OPTIONS
-from memest.config.options import find_option, setup_from_options
+from memest.config.options import HARMLESS_ARGUMENTS, find_option, setup_from_options
 from memest.config.setup import Setup, Software
 from memest.errors import ConfigError
 
@@ -255,17 +255,32 @@ def test_trl_loads_a_model_by_name_in_float32(options, dtype):
     assert setup_from_options(**options).dtype == dtype
 
 
+LORA_16 = {"lora_r": 16}
+
+
 @pytest.mark.parametrize(
     ("options", "checkpointing"),
     [
-        ({}, "full"),
-        ({"checkpointing": "none"}, "none"),
-        ({"checkpointing": "every_n:2"}, "every_n:2"),
-        ({"prepare_kbit": False}, "none"),
+        ({"qlora": True}, "full"),
+        ({"load_in_4bit": True, **LORA_16}, "full"),
+        ({"load_in_8bit": True, "peft": "ia3"}, "full"),
+        ({"quantization": {"load_in_4bit": True}, **LORA_16}, "full"),
+        ({"load_in_4bit": True, "loop": "plain"}, "none"),
+        (LORA_16, "none"),
+        *(
+            ({**asked, **more}, said)
+            for asked in ({"qlora": True}, {"load_in_4bit": True, **LORA_16})
+            for more, said in (
+                ({"checkpointing": "none"}, "none"),
+                ({"checkpointing": "every_n:2"}, "every_n:2"),
+                ({"prepare_kbit": False}, "none"),
+            )
+        ),
     ],
 )
-def test_peft_prepares_a_base_of_4_bits_with_checkpointing(options, checkpointing):
-    assert setup_from_options(qlora=True, **options).checkpointing == checkpointing
+def test_a_base_that_peft_prepares_is_recomputed_unless_told_otherwise(options, checkpointing):
+    """One rule, however the base and its adapters were asked for (``utils/other.py`` of peft)."""
+    assert setup_from_options(**options).checkpointing == checkpointing
 
 
 @pytest.mark.parametrize(
@@ -281,3 +296,34 @@ def test_peft_prepares_a_base_of_4_bits_with_checkpointing(options, checkpointin
 def test_a_wrong_number_of_adapters_is_called_by_the_flag_that_gave_it(options, said):
     with pytest.raises(ConfigError, match=said):
         setup_from_options(**options)
+
+
+def test_a_setup_that_is_changed_keeps_its_checkpointing():
+    """What was decided once is not decided anew by a change of another option."""
+    before = setup_from_options(batch=2, **LORA_16)
+
+    after = setup_from_options(before, load_in_4bit=True)
+
+    assert after.prepares_base
+    assert after.checkpointing == "none"
+
+
+def test_a_dump_of_training_arguments_is_taken_from_python(tmp_path):
+    """All fields, with what they are unless named; what says something is read as ever."""
+    from transformers import Seq2SeqTrainingArguments
+
+    named = {"per_device_train_batch_size": 3, "max_grad_norm": 0.5, "adam_beta2": 0.95}
+    dump = Seq2SeqTrainingArguments(str(tmp_path), **named).to_dict()
+
+    setup = setup_from_options(**dump)
+
+    assert (setup.batch, setup.max_grad_norm) == (3, 0.5)
+    for name, value in {"label_smoothing_factor": 0.1, "auto_find_batch_size": True}.items():
+        with pytest.raises(ConfigError, match=name):
+            setup_from_options(**{**dump, name: value})
+
+
+def test_no_option_is_passed_over():
+    assert HARMLESS_ARGUMENTS.isdisjoint(
+        keyword for option in OPTIONS for keyword in option.keywords
+    )

@@ -234,7 +234,7 @@ ALONE = {
     "Qwen/Qwen2.5-3B --lora-r 16 --lora-dropout 0.05 --bf16": "without --lora-dropout",
     "Qwen/Qwen3-8B --bf16 --attn-implementation flash_attention_2": "without --attn-impl",
     "unsloth/Llama-3.2-3B-Instruct-bnb-4bit --lora-r 8 --fp16 --gpu t4":
-        "meta-llama/Llama-3.2-3B-Instruct is answered with --qlora --checkpointing full.",
+        "meta-llama/Llama-3.2-3B-Instruct is answered with --qlora.",
     "Qwen/Qwen3-8B --bf16 --tp 4 --num-gpus 4": "`memest models Qwen/Qwen3-8B` lists them",
 }  # fmt: skip
 """What is not answered, and what is said of how it would be."""

@@ -226,6 +226,10 @@ GPT2 = "train.py --model_name_or_path gpt2 --block_size 8"
         ("deepspeed --include worker-1:0,2-3@worker-2:0 TRAIN", 4),
         ("torchrun --nproc_per_node 2 --nnodes 3:4 TRAIN", 6),
         ("torchrun --nproc_per_node 2 -- TRAIN", 2),
+        ("torchrun --nproc_per=3 TRAIN", 3),
+        ("torchrun --nproc 4 --nn 2 TRAIN", 8),
+        ("torchrun --stand --virtual-local-rank --nproc-per 2 TRAIN", 2),
+        ("deepspeed --num_gpu 4 TRAIN", 4),
         ("deepspeed -i localhost:0,1 TRAIN", 2),
         ("export CUDA_VISIBLE_DEVICES=0,1; torchrun --nproc_per_node gpu TRAIN", 2),
         ("docker run --gpus all image bash -lc 'cd /x && torchrun --nproc_per_node 2 TRAIN'", 2),
@@ -260,6 +264,27 @@ def test_processes_that_nothing_counts_are_asked_for(command, who):
         who in words and "--num-gpus says it" in words for words in read(command).setup.unpriced
     )
     assert not any(who in words for words in read(command, num_gpus=4).setup.unpriced)
+
+
+@pytest.mark.parametrize("command", ["python -m", "torchrun --nproc_per_node 1 -m"])
+@pytest.mark.parametrize(("file", "module"), [
+    ("train.py", "train"), ("tool/sft.py", "tool.sft"), ("tool/__main__.py", "tool"),
+])  # fmt: skip
+def test_a_module_of_the_folder_is_the_script_that_it_is(
+    file, module, command, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tool").mkdir()
+    (tmp_path / file).write_text(
+        "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+        "model = AutoModelForCausalLM.from_pretrained('gpt2')\n"
+        "args = TrainingArguments('out', per_device_train_batch_size=3)\n"
+        "Trainer(model=model, args=args).train()\n"
+    )
+
+    run = read(f"{command} {module}")
+
+    assert (run.model, run.options["batch"]) == ("gpt2", 3)
 
 
 def test_the_last_of_several_spellings_counts(tmp_path, monkeypatch):

@@ -266,3 +266,37 @@ def test_what_is_behind_the_training_is_no_part_of_it(read):
 def test_what_its_loop_does_not_do_is_refused(more, said):
     with pytest.raises(ConfigError, match=re.escape(said)):
         memest.estimate("Qwen/Qwen3-0.6B", batch=1, loop="lightning", **more)
+
+
+FABRIC = """
+import torch
+from lightning.fabric import Fabric
+from transformers import AutoModelForCausalLM
+fabric = Fabric(accelerator="cuda", devices=2, precision="bf16-mixed", strategy="ddp")
+model = AutoModelForCausalLM.from_pretrained("gpt2")
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+model, optimizer = fabric.setup(model, optimizer)
+loader = fabric.setup_dataloaders(torch.utils.data.DataLoader(rows, batch_size=4))
+for batch in loader:
+    loss = model(**batch).loss
+    fabric.backward(loss)
+    fabric.clip_gradients(model, optimizer, max_norm=0.5)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_fabric_says_what_a_trainer_would(write):
+    """Its precision, GPUs and clipping; that its loop is no plain one is named."""
+    run = memest.read_config(write("train.py", FABRIC), seq_len=128)
+
+    named = {"precision": "bf16", "num_gpus": 2, "max_grad_norm": 0.5, "batch": 4}
+    assert named == {key: run.options[key] for key in named}
+    assert any("Lightning's loop" in each for each in run.setup.unpriced)
+
+
+def test_a_configuration_of_lightnings_command_line_is_refused_by_its_name(write):
+    file = write("config.yaml", "trainer: {devices: 2}\nmodel: {class_path: a.B}\n")
+
+    with pytest.raises(ConfigError, match=r"of Lightning's command line.*--loop lightning"):
+        memest.read_config(file)

@@ -149,7 +149,7 @@ class TestAnswer:
                 if setup.batch == 3:
                     raise fail
 
-            def with_own_batch(self, setup, options):
+            def with_own_parts(self, setup, options):
                 return setup
 
         monkeypatch.setattr(memest.search.profile, "Profile", lambda *a, **m: Profile())
@@ -196,7 +196,7 @@ import os, memest, memest.search.profile
 
 class Dies:
     def __init__(self, *given): pass
-    def with_own_batch(self, setup, options): return setup
+    def with_own_parts(self, setup, options): return setup
     def spot(self, setup, **more):
         if setup.batch == 2:
             os.kill(os.getpid(), 9)
