@@ -106,7 +106,7 @@ def judged(usable, conf="", slack=0, label="aten.mm.default", **setup):
         slack_bytes=slack * MIB,
     )
     stream = type("S", (), {
-        "events": EVENTS, "sizes": SIZES, "on_streams": b"", "empty_cache_at": (),
+        "events": EVENTS, "sizes": SIZES, "chains": None, "on_streams": b"", "empty_cache_at": (),
         "labels": [0] * len(SIZES), "label_names": [label],
     })()  # fmt: skip
     return verdict_for(target, memest.Setup(**setup), peaks, stream, result, options)
