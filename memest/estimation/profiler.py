@@ -34,7 +34,6 @@ from memest.profiles.axes import (
     UNLIMITED,
     Sizes,
     highest_length,
-    resized,
     sample_lengths,
     structure_of,
 )
@@ -459,7 +458,7 @@ class Profiler:
         self._known_profiles.read_families(profile, lambda _: True)
 
         def trace_at(sizes: Sizes) -> Trace:
-            return self._tracer.steps(_at_sizes(question, sizes), *_layers_of(fold))
+            return self._tracer.steps(question.at_sizes(sizes), *_layers_of(fold))
 
         def follows(family: Family) -> bool:
             """Whether layers are as alike at both ends of a family as they are here."""
@@ -467,7 +466,7 @@ class Profiler:
                 return True
             ends = {min(family.points), max(family.points)}
             return all(
-                self._tracer.follows(_at_sizes(question, family.domain.sizes_at(end)), family, end)
+                self._tracer.follows(question.at_sizes(family.domain.sizes_at(end)), family, end)
                 for end in ends
             )
 
@@ -514,6 +513,12 @@ class Profiler:
         for goes in (True, False):
             if place_by_sample(first.sizes, goes) in places:
                 return goes
+        smaller = self.question(replace(request, batch=SMALL_BATCHES[0]), gpu, ("batch",))
+        known_family = self._known_family(first.profile, smaller)
+        if known_family is None and len(family.skeleton.events) <= LONG_TRACE:
+            known_family = self.traced_family(smaller)
+        if known_family is not None and "batch" in known_family[0].axes:
+            return False
         goes = self._goes_by_sample(first, family.fold)
         places.add(place_by_sample(first.sizes, goes))
         self._known_profiles.save_model(first.profile)
@@ -523,7 +528,7 @@ class Profiler:
         """The same, seen at two small batches."""
         num_events = []
         for batch in SMALL_BATCHES:
-            smaller = _at_sizes(question, {**question.sizes, "batch": batch})
+            smaller = question.at_sizes({**question.sizes, "batch": batch})
             try:
                 beginning = self._tracer.beginning(smaller, *_layers_of(fold))
             except MissingDependencyError:
@@ -561,15 +566,6 @@ class Profiler:
         _learn_lengths(profile, request, meta_model)
         self._known_profiles.save_model(profile)
         return answer
-
-
-def _at_sizes(question: Question, sizes: Sizes) -> Question:
-    """The same question at other sizes, for which the model may be built otherwise."""
-    setup = resized(question.setup, sizes)
-    request = replace(question.request, adapter=setup.adapter)
-    if sizes.get("image_size") != question.sizes.get("image_size"):
-        request = replace(request, image_size=setup.image_size)
-    return replace(question, request=request, setup=setup)
 
 
 def _layers_of(fold: Fold | None) -> tuple[Sequence[Stack], Sequence[int]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memest.config.setup import Setup
-from memest.profiles.axes import Sizes, sizes_of
+from memest.profiles.axes import Sizes, resized, sizes_of
 from memest.profiles.known_profiles import StepProfile
 from memest.workspaces.operator_call import GpuTraits
 
@@ -35,3 +35,11 @@ class Question:
     def sizes(self) -> Sizes:
         """Of the batch."""
         return sizes_of(self.setup)
+
+    def at_sizes(self, sizes: Sizes) -> Question:
+        """The same question at other sizes, for which the model may be built otherwise."""
+        setup = resized(self.setup, sizes)
+        request = replace(self.request, adapter=setup.adapter)
+        if sizes.get("image_size") != self.sizes.get("image_size"):
+            request = replace(request, image_size=setup.image_size)
+        return replace(self, request=request, setup=setup)

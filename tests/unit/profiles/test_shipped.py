@@ -392,3 +392,16 @@ def test_the_command_answers_where_nothing_traces(words, said):
     assert answer["exit"] == 0, answer["said"]
     assert answer["bytes"] > 1 << 30
     assert all(part in "\n".join(answer["assumptions"]) for part in said)
+
+
+def test_the_largest_batch_is_looked_for_where_nothing_traces():
+    """Of a batch of 1 too, which has a family of its own."""
+    questions = [
+        f"{model} --bf16 --checkpointing --batch 1 --seq-len 512 --gpu h100 {more}"
+        for model, more in (("Qwen/Qwen3-8B", "--num-gpus 8 --fsdp full_shard"), ("gpt2", ""))
+    ]
+    answers = ask_without_tracers([{"words": ["estimate", *each.split()]} for each in questions])
+
+    for answer in answers:
+        assert answer["exit"] == 0, answer["said"]
+        assert not any("largest batch" in each for each in answer["assumptions"])
