@@ -57,9 +57,6 @@ def merge_all(values: dict[str, Any], base: Setup | None) -> None:
     _merge_deepspeed(values, base)
     _merge_adapter(values, base)
     _merge_quantization(values, base)
-    if base is None and prepares_base(values.get("quantization"), values.get("adapter")):
-        # peft's preparation switches it on unless it is told not to
-        values.setdefault("checkpointing", "full")
     _merge_checkpointing(values, base)
     _merge_lengths(values, base)
     _merge_generation(values, base)
@@ -81,10 +78,11 @@ def merge_all(values: dict[str, Any], base: Setup | None) -> None:
 def implied_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Values that options imply for others, unless those are named.
 
-    TRL's trainers load a model that they are
-    given by name in float32 (``create_model_from_path`` of TRL 1.16, ``from_pretrained`` of
-    transformers 4 before), OnlineDPOTrainer alone as it was saved; what is quantised comes from a
-    ``from_pretrained`` of the user's own.
+    Peft's preparation of a quantised base switches checkpointing on unless it is told not to
+    (:func:`prepares_base`). TRL's trainers load a model that they are given by name in float32
+    (``create_model_from_path`` of TRL 1.16, ``from_pretrained`` of transformers 4 before),
+    OnlineDPOTrainer alone as it was saved; what is quantised comes from a ``from_pretrained`` of
+    the user's own.
     """
 
     def is_on(name: str) -> bool:
@@ -97,7 +95,21 @@ def implied_options(options: Mapping[str, Any]) -> dict[str, Any]:
     is_quantised = options.get("quantization") is not None or any(map(is_on, _OF_BASES))
     if in_full and not is_quantised:
         out["dtype"] = Dtype.FLOAT32.value
+    if is_quantised and _is_prepared(options):
+        out["checkpointing"] = "full"
     return out
+
+
+def _is_prepared(options: Mapping[str, Any]) -> bool:
+    """Whether peft prepares the base that options of a run name."""
+    values = dict(options)
+    try:
+        _expand_qlora(values, None)
+        _merge_adapter(values, None)
+        _merge_quantization(values, None)
+    except ConfigError:
+        return False  # which is said where they are merged for good
+    return prepares_base(values.get("quantization"), values.get("adapter"))
 
 
 def _take_parts(values: dict[str, Any], field: str) -> dict[str, Any]:
