@@ -80,3 +80,11 @@ def reads(page: Any, text: str) -> None:
     """Wait for a text of the page's main part."""
     main = page.get_by_test_id("stMain")
     main.get_by_text(text).first.wait_for(timeout=PATIENCE_MS)
+
+
+def type_batch(page: Any, batch: int) -> None:
+    """Type another batch into a page at rest: one that is being drawn may take it back."""
+    page.locator('[data-test-script-state="notRunning"]').first.wait_for(timeout=PATIENCE_MS)
+    field = page.get_by_label("Batch", exact=True)
+    field.fill(str(batch))
+    field.press("Enter")

@@ -15,7 +15,14 @@ pytest.importorskip("streamlit")
 
 from memest.app.main import PAGES
 from memest.units import format_size
-from support.app_browser import BROWSER, PATIENCE_MS, opened_browser, reads, served
+from support.app_browser import (
+    BROWSER,
+    PATIENCE_MS,
+    opened_browser,
+    reads,
+    served,
+    type_batch,
+)
 
 playwright_api = pytest.importorskip("playwright.sync_api")
 
@@ -81,16 +88,13 @@ def test_a_person_changes_a_run_shares_it_and_takes_it_along(
     asked = memest.estimate("bert-large-uncased", gpu="rtx-4090")
     assert device_peak(page) == format_size(asked.peak.device_bytes)
 
-    batch = page.get_by_label("Batch", exact=True)
-    batch.fill("64")
-    batch.press("Enter")
+    type_batch(page, 64)
     verdict_is(page, "Does not fit")
     url_has(page, "batch=64")
 
     page.get_by_role("radio", name="fp16", exact=True).click()
     url_has(page, "precision=fp16")
-    batch.fill("32")
-    batch.press("Enter")
+    type_batch(page, 32)
     url_has(page, "batch=32")
     verdict_is(page, "Fits")
     reads(page, "largest batch:")
@@ -152,12 +156,11 @@ def test_back_leads_to_the_question_before(explorer: str, browser: Any) -> None:
     verdict_is(page, "Fits")
     page.get_by_role("radio", name="bf16").click()
     url_has(page, "precision=bf16")
-    batch = page.get_by_label("Batch", exact=True)
-    batch.fill("128")
-    batch.press("Enter")
+    type_batch(page, 128)
     verdict_is(page, "Does not fit")
     page.go_back()
     verdict_is(page, "Fits")
+    batch = page.get_by_label("Batch", exact=True)
     playwright_api.expect(batch).to_have_value("8", timeout=PATIENCE_MS)  # drawn after the verdict
     assert "precision=bf16" in page.url
     page.close()
@@ -202,9 +205,7 @@ def test_the_pin_travels_with_the_link(explorer: str, browser: Any) -> None:
     verdict_is(page, "Fits")
     page.get_by_role("button", name="Pin this").click()
     url_has(page, "pin=")
-    batch = page.get_by_label("Batch", exact=True)
-    batch.fill("9")
-    batch.press("Enter")
+    type_batch(page, 9)
     reads(page, "Against the pinned scenario")
     other = browser.new_page(viewport={"width": 1280, "height": 900})
     other.goto(page.url)
