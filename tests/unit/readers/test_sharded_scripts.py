@@ -74,15 +74,20 @@ def read(write):
     ("sharding", "step", "options"),
     [
         (
-            f"for layer in model.model.layers:\n    fully_shard(layer, {MP})\n"
-            f"fully_shard(model, {MP})",
+            (
+                f"for layer in model.model.layers:\n    fully_shard(layer, {MP})\n"
+                f"fully_shard(model, {MP})"
+            ),
             PLAIN,
             {"fsdp": "full_shard", "precision": "bf16", "fsdp_mixed_precision": True},
         ),
         (
-            "for m in model.modules():\n    if isinstance(m, Qwen3DecoderLayer):\n"
-            "        fully_shard(m, reshard_after_forward=False, offload_policy=CPUOffloadPolicy())"
-            "\nfully_shard(model, reshard_after_forward=False)",
+            (
+                "for m in model.modules():\n    if isinstance(m, Qwen3DecoderLayer):\n"
+                "        fully_shard(m, reshard_after_forward=False,\n"
+                "                    offload_policy=CPUOffloadPolicy())"
+                "\nfully_shard(model, reshard_after_forward=False)"
+            ),
             AUTOCAST,
             {
                 "fsdp": "shard_grad_op",
@@ -92,18 +97,22 @@ def read(write):
             },
         ),
         (
-            "wrap = functools.partial(transformer_auto_wrap_policy,\n"
-            "                         transformer_layer_cls={Qwen3DecoderLayer})\n"
-            "model = FSDP(model, auto_wrap_policy=wrap, use_orig_params=True,\n"
-            "             mixed_precision=MixedPrecision(torch.bfloat16, torch.bfloat16))",
+            (
+                "wrap = functools.partial(transformer_auto_wrap_policy,\n"
+                "                         transformer_layer_cls={Qwen3DecoderLayer})\n"
+                "model = FSDP(model, auto_wrap_policy=wrap, use_orig_params=True,\n"
+                "             mixed_precision=MixedPrecision(torch.bfloat16, torch.bfloat16))"
+            ),
             AUTOCAST,
             {**FLAT, "fsdp_mixed_precision": True, "fsdp_use_orig_params": True},
         ),
         (
-            "model = FSDP(model, auto_wrap_policy=ModuleWrapPolicy({Qwen3DecoderLayer}),\n"
-            "             sharding_strategy=ShardingStrategy.SHARD_GRAD_OP,\n"
-            "             backward_prefetch=BackwardPrefetch.BACKWARD_POST,\n"
-            "             cpu_offload=CPUOffload(offload_params=True))",
+            (
+                "model = FSDP(model, auto_wrap_policy=ModuleWrapPolicy({Qwen3DecoderLayer}),\n"
+                "             sharding_strategy=ShardingStrategy.SHARD_GRAD_OP,\n"
+                "             backward_prefetch=BackwardPrefetch.BACKWARD_POST,\n"
+                "             cpu_offload=CPUOffload(offload_params=True))"
+            ),
             PLAIN,
             {
                 **FLAT,
@@ -130,18 +139,24 @@ def test_fsdp_of_a_scripts_own_is_read(read, sharding, step, options):
         ("for x in parts(model):\n    fully_shard(x)\nfully_shard(model)", "--fsdp-wrap says it"),
         ("for x in model.model.layers:\n    fully_shard(x)", "the model itself is no unit"),
         (
-            "mesh = init_device_mesh('cuda', (2, 2))\nfor x in model.model.layers:\n"
-            "    fully_shard(x, mesh=mesh)\nfully_shard(model, mesh=mesh)",
+            (
+                "mesh = init_device_mesh('cuda', (2, 2))\nfor x in model.model.layers:\n"
+                "    fully_shard(x, mesh=mesh)\nfully_shard(model, mesh=mesh)"
+            ),
             "--fsdp-shard-size",
         ),
         (
-            "for x in model.model.layers:\n    fully_shard(x)\n"
-            "fully_shard(model.lm_head)\nfully_shard(model)",
+            (
+                "for x in model.model.layers:\n    fully_shard(x)\n"
+                "fully_shard(model.lm_head)\nfully_shard(model)"
+            ),
             "--fsdp-wrap-ends says it",
         ),
         (
-            "model = FSDP(model, auto_wrap_policy=ModuleWrapPolicy({Qwen3DecoderLayer}),\n"
-            "             mixed_precision=MixedPrecision(torch.bfloat16))",
+            (
+                "model = FSDP(model, auto_wrap_policy=ModuleWrapPolicy({Qwen3DecoderLayer}),\n"
+                "             mixed_precision=MixedPrecision(torch.bfloat16))"
+            ),
             "without autocast",
         ),
         ("model = FSDP(model, auto_wrap_policy=choose())", "--fsdp-wrap says it"),
@@ -194,8 +209,11 @@ def test_a_configuration_that_cannot_be_told_is_named(read):
     ("words", "options"),
     [
         (
-            'precision="bf16-mixed", strategy=FSDPStrategy(auto_wrap_policy={Qwen3DecoderLayer}, '
-            "activation_checkpointing_policy={Qwen3DecoderLayer})",
+            (
+                'precision="bf16-mixed", strategy=FSDPStrategy('
+                "auto_wrap_policy={Qwen3DecoderLayer}, "
+                "activation_checkpointing_policy={Qwen3DecoderLayer})"
+            ),
             {**FLAT, "fsdp_mixed_precision": True, "checkpointing": "full"},
         ),
         (
