@@ -6,11 +6,18 @@ like one is not known. Source of Unsloth's names: ``models/mapper.py`` of unslot
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from memest.catalog.models import MIRRORS, CatalogueEntry, alias_reason
 
-__all__ = ["copy_in_4bit", "is_dynamic_copy", "mirror_note", "original_of_copy"]
+__all__ = [
+    "copy_in_4bit",
+    "is_dynamic_copy",
+    "is_named_quantised",
+    "mirror_note",
+    "original_of_copy",
+]
 
 _COPY, _DYNAMIC = "-bnb-4bit", "-unsloth-bnb-4bit"
 _QUANTIZATION = {
@@ -24,6 +31,16 @@ _QUANTIZATION = {
 }
 """Of the config.json of unsloth/llama-3-8b-Instruct-bnb-4bit (revision fd5a4dc3), as LLaMA-Factory
 logged it; the same in llm-foundry's ``scripts/eval/README.md`` (unsloth/llama-3-8b-bnb-4bit)."""
+
+
+def is_named_quantised(name: str) -> bool:
+    """Whether a name, of a repository or a folder, says that its weights are quantised already.
+
+    Example:
+        >>> is_named_quantised("unsloth/Llama-3.2-1B-bnb-4bit"), is_named_quantised("gpt2")
+        (True, False)
+    """
+    return re.search(r"bnb|gptq|[48]-?bit|int[48]\b|nf4", name, re.IGNORECASE) is not None
 
 
 def is_dynamic_copy(name: str) -> bool:

@@ -346,6 +346,9 @@ def _merge_quantization(values: dict[str, Any], base: Setup | None) -> None:
             )
         quantization = dataclasses.replace(quantization, format=requested_format)
     if quantization is None:
+        if parts.get("prepare") is not None:  # of a checkpoint that may be quantised already
+            values["prepare_kbit"] = parts["prepare"]
+        given_names = [name for name in given_names if name != "prepare"]
         if given_names and four is None and eight is None:
             raise ConfigError(
                 f"{_FLAGS[given_names[0]]} says nothing without a quantised base: add "

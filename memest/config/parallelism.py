@@ -167,7 +167,7 @@ def _check_meaning(run: ParallelOptions) -> None:
         (run.zero, "--zero 1, 2 or 3", "offload_optimizer"),
         (run.zero == 3, "--zero 3", "offload_param"),
         (run.zero, "a stage in the file, or --zero", "zero_settings"),
-        (shards, "--fsdp full_shard", "fsdp_offload fsdp_wrap fsdp_version"),
+        (shards, "--fsdp full_shard", "fsdp_offload fsdp_wrap fsdp_version fsdp_mixed_precision"),
         (shards, "--fsdp full_shard", "fsdp_cpu_ram_efficient_loading"),
         (
             run.fsdp_version == 1,
@@ -177,7 +177,7 @@ def _check_meaning(run: ParallelOptions) -> None:
         (
             shards and run.fsdp_version == 2,
             "--fsdp full_shard of --fsdp-version 2",
-            "fsdp_shard_size fsdp_wrap_ends fsdp_mixed_precision",
+            "fsdp_shard_size fsdp_wrap_ends",
         ),
     ):
         for name in names.split():

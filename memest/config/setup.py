@@ -127,6 +127,10 @@ class Setup(TrainingOptions):
             set_field(self, "adapter", _adapter(self.adapter, self.software))
         if self.quantization is not None:
             set_field(self, "quantization", read_quantization(self.quantization))
+        if self.quantization is not None and self.prepare_kbit is not None:
+            base = replace(self.quantization, prepare=self.prepare_kbit)
+            set_field(self, "quantization", base)
+            set_field(self, "prepare_kbit", None)
         set_field(self, "data_loading", read_data_loading(self.data_loading))
         set_field(self, "life", read_life(self.life))
         set_field(self, "fused_loss", read_fused_loss(self.fused_loss))
@@ -144,6 +148,8 @@ class Setup(TrainingOptions):
         for name in ("unpriced", "overpriced", "rollouts"):
             if not values[name]:
                 del values[name]
+        if self.prepare_kbit is None:
+            del values["prepare_kbit"]
         if self.life is None or not self.life.is_asked:
             del values["life"]
         return values | distributed

@@ -343,6 +343,8 @@ class TrainingOptions:
         panel=Panel.QUANTIZATION,
         names_file=True,
     )
+    prepare_kbit: bool | None = None
+    """``prepare`` of a quantisation that the checkpoint brings, until that is known."""
     padded: bool = option(
         False, "The batches hold padding, so attention masks cannot be dropped.", panel=Panel.BATCH
     )

@@ -6,7 +6,7 @@ Each rule stands where the floors that trace ask it too; here they are put in an
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from memest.catalog.resolve import ModelSource
     from memest.workspaces.operator_call import GpuTraits
 
-__all__ = ["refuse_early", "say_import"]
+__all__ = ["refuse_early", "say_import", "with_own_base"]
 
 
 def refuse_early(
@@ -86,6 +86,31 @@ def _check_gradients(config: dict[str, Any], setup: Setup) -> None:
     part = setup.freeze or setup.frozen_parts or setup.cast_weights
     if setup.adapter is None and setup.quantization is None and not part:
         check_scaled(setup, (text_dtype(config, setup),))
+
+
+def with_own_base(request: Setup, config: Mapping[str, Any], name: str, *, settled: bool) -> Setup:
+    """A setup that quantises nothing, with what a base that is quantised already brings.
+
+    Args:
+        request: as the user gave it.
+        config: of the model; empty where it has none.
+        name: of the model, for messages.
+        settled: somebody says what is recomputed.
+
+    Raises:
+        ConfigError: a base is to be prepared that nobody quantises.
+    """
+    quantization, _ = own_quantization(config, None)
+    if quantization is None:
+        if request.prepare_kbit:
+            raise ConfigError(
+                f"--prepare-kbit says nothing of {name}, which is not quantised: add "
+                "--load-in-4bit or --load-in-8bit."
+            )
+        return replace(request, prepare_kbit=None)
+    if not settled and replace(request, quantization=quantization).prepares_base:
+        return replace(request, checkpointing="full")
+    return request
 
 
 def say_import(say: Callable[[str], None]) -> None:

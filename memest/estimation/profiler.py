@@ -19,10 +19,10 @@ from memest.config.deepspeed import with_hidden_size
 from memest.config.inputs import NO_INPUTS, ModuleInputs, check_own_parts
 from memest.config.options import find_option, is_harmless
 from memest.config.parallelism import ONE_GPU
-from memest.config.quantization import own_quantization, prepares_base
 from memest.config.setup import SdpaBackend, Setup, Task
 from memest.errors import ConfigError, MemestError, MissingDependencyError
 from memest.estimation.assumption import Usual
+from memest.estimation.early import with_own_base
 from memest.estimation.evaluation_traces import EvaluationTraces
 from memest.estimation.optimizer_traces import OptimizerTraces
 from memest.estimation.question import Question
@@ -194,14 +194,16 @@ class Profiler:
 
         That is the batch of the example inputs, and the checkpointing of a base that is quantised
         already and prepared by peft. Without options the setup was given whole.
+
+        Raises:
+            ConfigError: a base is to be prepared that nobody quantises.
         """
         named = {find_option(k).name for k, value in options.items() if not is_harmless(k, value)}
         source = self._tracer.source
         config = None if source is None else source.config
-        if config is not None and named and request.quantization is None:
-            quantization, _ = own_quantization(config, None)
-            if "checkpointing" not in named and prepares_base(quantization, request.adapter):
-                request = replace(request, checkpointing="full")
+        if request.quantization is None:
+            settled = not named or "checkpointing" in named
+            request = with_own_base(request, config or {}, self.name, settled=settled)
         has_inputs = self._tracer.module_inputs.inputs is not None
         if "batch" in named or not (has_inputs or (source and source.kind == "factory")):
             return request

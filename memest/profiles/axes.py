@@ -209,6 +209,8 @@ def key_of(structure: Setup) -> dict[str, Any]:
         if name not in distributed_names
         and (name in _ALWAYS_NAMED or value not in (*unset, usual.get(name)))
     }
+    if structure.prepare_kbit is not None:
+        out["prepare_kbit"] = structure.prepare_kbit
     if structure.distributed.in_half:
         out["in_half"] = True
     if structure.distributed.adapters_in_full:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
+from memest.catalog.mirrors import is_named_quantised
 from memest.config.deepspeed import ON_SAVE
 from memest.config.kinds import Attention, LogProbs, Method, read_method
 from memest.config.option_table import OPTIONS
@@ -22,8 +23,9 @@ _OPTIONS_OF_BASES = (
     *OPTIONS_OF_4BIT,
     "llm_int8_threshold",
     "llm_int8_skip_modules",
-    "prepare_kbit",
 )
+"""What says nothing without a quantised base that is asked for; whether one is prepared is said
+of those that checkpoints bring, too."""
 OPTIONS_OF_LORA = tuple(
     """lora_r lora_alpha lora_dropout lora_target_modules use_dora use_rslora
     modules_to_save""".split()
@@ -119,6 +121,8 @@ def values_that_act(values: Mapping[str, ReadValue]) -> tuple[dict[str, ReadValu
     if not quantised:
         for option in _OPTIONS_OF_BASES:
             drop(option, "no quantised base")
+        if "model" not in acting or not is_named_quantised(str(acting["model"].value)):
+            drop("prepare_kbit", "no quantised base")
     elif _is_on(acting, "load_in_8bit"):
         for option in OPTIONS_OF_4BIT:
             drop(option, "an 8-bit base")

@@ -243,6 +243,7 @@ def _quantization(keys: DocumentKeys, bits: int | None, compute: str | None) -> 
     method = keys.scalar("quantization_method")
     if bits != 4:
         keys.pass_over(("quantization_type", "double_quantization"), "no 4-bit base")
+    keys.default("prepare_kbit", False, "it does not call peft's preparation")
     if bits is None:
         return
     if method is not None:
@@ -252,7 +253,6 @@ def _quantization(keys: DocumentKeys, bits: int | None, compute: str | None) -> 
     if bits not in (4, 8):
         raise ConfigError(f"{keys.where('quantization_bit')} {bits} is not modelled. Legal: 4, 8.")
     keys.set(f"load_in_{bits}bit", True, "quantization_bit")
-    keys.default("prepare_kbit", False, "it does not call peft's preparation")
     if bits == 4:
         keys.set_from("quantization_type", Key("bnb_4bit_quant_type", "scalar", "nf4"))
         keys.set_from("double_quantization", Key("bnb_4bit_use_double_quant", "switch", True))

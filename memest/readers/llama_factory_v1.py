@@ -141,6 +141,7 @@ def _training(keys: DocumentKeys) -> None:
     else:
         raise ConfigError(f"{part.where('name')} {name!r} is not known. Legal: lora, freeze.")
     keys.absorb(part)
+    keys.default("prepare_kbit", False, "it does not call peft's preparation")
     method, part = _plugin(keys, "quant_config")
     if method is not None:
         _quantize(part, method)
@@ -176,7 +177,6 @@ def _quantize(part: DocumentKeys, name: str) -> None:
         part.ignore_all("counted with the name")
         return
     part.set(f"load_in_{bits}bit", True, "quantization_bit")
-    part.default("prepare_kbit", False, "it does not call peft's preparation")
     if bits == 4:
         for key, row in _QUANTIZATION.items():
             part.set_from(key, row)

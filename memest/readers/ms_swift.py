@@ -409,6 +409,7 @@ def _quantization(keys: DocumentKeys) -> None:
     if method is None and keys.where("quant_bits").endswith("quantization_bit") and bits:
         method = "bnb"
     compute = keys.text("bnb_4bit_compute_dtype")
+    keys.default("prepare_kbit", False, "it does not call peft's preparation")
     quantises = method == "bnb" and bits in (4, 8)
     if not quantises or bits == 8:
         keys.pass_over((*_OF_4BIT, "bnb_4bit_compute_dtype"), "no base of 4 bits")
@@ -424,7 +425,6 @@ def _quantization(keys: DocumentKeys) -> None:
         return
     keys.set(f"load_in_{bits}bit", True, "quant_bits")
     keys.ignore("quant_method", "bitsandbytes")
-    keys.default("prepare_kbit", False, "it does not call peft's preparation")
     if bits == 4:
         for key, row in _OF_4BIT.items():
             keys.set_from(key, row)

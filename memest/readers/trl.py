@@ -14,6 +14,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from memest.catalog.mirrors import is_named_quantised
 from memest.config.installed import release
 from memest.config.kinds import Method
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
@@ -349,7 +350,7 @@ def _adapters(keys: DocumentKeys) -> None:
     if four:
         dtype = keys.value_of("dtype")
         keys.default("bnb_4bit_compute_dtype", dtype, "get_quantization_config takes dtype")
-    if four or eight:
+    if four or eight or is_named_quantised(str(keys.value_of("model"))):
         keys.default("prepare_kbit", False, "SFTTrainer does not prepare it")
     switches = [key for key in ADAPTER_SWITCHES if keys.on(key)]
     on = bool(switches)

@@ -298,9 +298,7 @@ class Fsdp1(FsdpRank):
                 self._pre_backward(unit)
                 continue
             if unit.is_root:
-                # ``_reset_flat_param_grad_info_if_needed``
-                for other in self.in_module_order():
-                    self.drop_if_zeroed(other)
+                self._drop_zeroed()
             unit.state = State.FORWARD
             self.gather(unit)
             # the hook behind a gradient is there in any case, else there is one on the inputs
@@ -331,6 +329,7 @@ class Fsdp1(FsdpRank):
         """Hooks of outputs, of flat gradients and of inputs."""
         if not self.has_begun:
             self.has_begun = True
+            self._drop_zeroed()
             for unit in self._units_at.get(ROOT, ()):
                 self._pre_backward(unit)
         frozen = []
@@ -354,6 +353,11 @@ class Fsdp1(FsdpRank):
             # the hook on its inputs, behind that on the outputs of the unit that they come from
             self._post_backward(unit)
 
+    def _drop_zeroed(self) -> None:
+        """``_reset_flat_param_grad_info_if_needed``, as a forward begins and as a backward does."""
+        for unit in self.in_module_order():
+            self.drop_if_zeroed(unit)
+
     def _trains(self, unit: FsdpUnit) -> bool:
         return any(self.weights[weight].trains for weight in unit.plan.weights)
 
@@ -368,7 +372,7 @@ class Fsdp1(FsdpRank):
     def zero_grad(self, weight: int) -> None:
         """``zero_grad``: parameters one by one, or the flat ones, those of outer modules first."""
         if self.use_orig_params:
-            # the flat parameter has its own reference, which the next forward drops
+            # the flat parameter has its own reference, which the next forward or backward drops
             self._unit_of[weight].dropped_gradients.add(weight)
             return
         for unit in self.in_module_order():

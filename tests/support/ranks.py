@@ -373,7 +373,7 @@ def apply_fsdp1(model: Any, setup: Any, device: str = "cpu") -> Any:
     blocks = {type(module) for module in model.modules() if type(module).__name__ in names}
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(setup.precision.value)
     mixed_precision = None
-    if half is not None and not plain:
+    if half is not None and (not plain or distributed.fsdp_mixed_precision):
         mixed_precision = MixedPrecision(param_dtype=half, reduce_dtype=half, buffer_dtype=half)
     prefetch = distributed.fsdp_backward_prefetch
     if prefetch is None:
@@ -383,7 +383,7 @@ def apply_fsdp1(model: Any, setup: Any, device: str = "cpu") -> Any:
         from peft.utils.other import fsdp_auto_wrap_policy
 
         policy = fsdp_auto_wrap_policy(model)
-    if mixed_precision is not None:
+    if mixed_precision is not None and not plain:
         # Accelerator.prepare_model does so before it wraps
         own = model.forward
         region = torch.autocast("cpu", dtype=half)(getattr(own, "__func__", own))
@@ -405,7 +405,7 @@ def apply_fsdp1(model: Any, setup: Any, device: str = "cpu") -> Any:
         cpu_offload=CPUOffload(offload_params=True) if distributed.fsdp_offload else None,
         device_id=torch.device(device),
     )
-    if mixed_precision is not None:
+    if mixed_precision is not None and not plain:
         for unit in FullyShardedDataParallel.fsdp_modules(model):
             if unit._has_params and unit._flat_param.requires_grad:
                 unit._flat_param.data = unit._flat_param.data.to(torch.float32)

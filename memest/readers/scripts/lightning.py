@@ -26,8 +26,6 @@ _PRECISIONS = {
     "bf16": "bf16",
 }  # fmt: skip
 _HALVES = {"16-true": "float16", "bf16-true": "bfloat16"}
-_STRATEGIES = ("auto", "single_device", "ddp", "ddp_spawn", "ddp_fork", "ddp_notebook",
-               "ddp_find_unused_parameters_false")  # fmt: skip
 _CALLBACKS = frozenset(
     """ModelCheckpoint EarlyStopping LearningRateMonitor RichProgressBar TQDMProgressBar
     RichModelSummary ModelSummary Timer DeviceStatsMonitor LearningRateFinder""".split()
@@ -253,15 +251,11 @@ def put_precision(document: CallDocument, trainer: Call, found: Found) -> None:
 
 
 def put_gpus(document: CallDocument, trainer: Call) -> None:
-    """How many GPUs share the work, and how."""
+    """How many GPUs share the work."""
     accelerator = trainer.keywords.get("accelerator", Value("auto")).data
     if accelerator not in ("auto", "gpu", "cuda"):
         why = "priced is a GPU of NVIDIA's"
         document.miss(trainer.line, "accelerator", f"{_name_of(accelerator)}: {why}")
-    strategy = trainer.keywords.get("strategy", Value("auto")).data
-    if strategy not in _STRATEGIES:
-        why = "is not read: priced is DDP, or one GPU; --fsdp or --zero say it"
-        document.miss(trainer.line, "strategy", Either(f"Lightning's {_name_of(strategy)} {why}"))
     number = 1
     for key in ("devices", "num_nodes"):
         data = trainer.keywords.get(key, Value(1)).data

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memest.catalog.changes import with_changes
 from memest.catalog.libraries import DEFAULTS
+from memest.catalog.mirrors import is_named_quantised
 from memest.catalog.models import family_of_config
 from memest.config.quantization import METHODS as PACKED
 from memest.config.quantization import is_key_of_bases
@@ -218,6 +219,8 @@ def _made(document: CallDocument, found: Found, load: Call) -> None:
 def _is_quantised(document: CallDocument) -> bool:
     config = document.get("quantization_config")
     names = ("load_in_4bit", "load_in_8bit")
+    if is_named_quantised(str(document.get(MODEL_KEY))):
+        return True  # transformers takes what the checkpoint brings, whatever is asked for
     if isinstance(config, dict) and config and set(config) <= {*names, *_OF_4BIT}:
         return any(config.get(name) is not False and name in config for name in names)
     return any(document.get(key) not in (None, False) for key in ("quantization_config", *names))

@@ -15,8 +15,10 @@ from memest.readers.scripts.lightning import (
     put_precision,
 )
 from memest.readers.scripts.loop_body import read_body
+from memest.readers.scripts.sharding import DEEPSPEED_KEY, put_own_sharding, put_strategy
 from memest.readers.scripts.things import Call, Symbol, Unknown, Value
 from memest.readers.scripts.vision import is_vision_load
+from memest.readers.sharding import read_deepspeed_value
 from memest.readers.training_arguments import NO_LENGTH
 from memest.readers.values import LENGTH, Bounded, DocumentReading, Either, Saving
 
@@ -43,9 +45,11 @@ def read_loop(found: Found) -> tuple[DocumentReading, set[str]]:
     title = "a loop of its own" if lightning is None else "Lightning"
     document = CallDocument(found.source, "transformers", title)
     _accelerator(document, found)
+    sharded = False
     for call in [each for each in found.named("Fabric") if each.receiver is None][:1]:
         put_precision(document, call, found)
         put_gpus(document, call)
+        sharded = put_strategy(document, call)
     _batch(document, found, None if lightning is None else lightning.loader)
     put_lengths(document, found)
     _precision(document, found)
@@ -56,8 +60,19 @@ def read_loop(found: Found) -> tuple[DocumentReading, set[str]]:
         read_body(document, found)
     else:
         lightning.read(document)
-    keys = document.keys()
+        sharded = put_strategy(document, lightning.trainer)
     loop, line = _whose(found, lightning)
+    if loop == "plain" and not sharded:
+        put_own_sharding(document, found)
+    elif loop == "lightning" and sharded:
+        # a script of the same calls, where gradients of the step before are alive until backward
+        loop = "plain"
+        why = "outputs are gone before backward: priced is a script's loop, which keeps them"
+        document.miss(line, "training_step", Bounded(why))
+        document.say("del_outputs", True, line)
+        document.say("zero_grad_at", "before-backward", line)
+    keys = document.keys()
+    read_deepspeed_value(keys, DEEPSPEED_KEY, keys.take(DEEPSPEED_KEY))
     keys.set_at("loop", loop, document.origin(line))
     read_table(keys, KeyTable(own_names=True))
     takes_text = found.load is None or not is_vision_load(found.load)

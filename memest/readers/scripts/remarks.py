@@ -14,6 +14,7 @@ from memest.readers.scripts.changes import read_changes
 from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.found import Found
 from memest.readers.scripts.lightning import lightning_of
+from memest.readers.scripts.sharding import reads_deepspeed
 from memest.readers.scripts.things import Call, Unknown
 from memest.readers.scripts.unsloth import is_unsloth
 from memest.readers.values import FACTORY_SAYS_IT, Bounded, DocumentReading, Either, Saving
@@ -148,6 +149,8 @@ def _same_arguments(one: Call, other: Call | None) -> bool:
 def _others(document: CallDocument, found: Found) -> None:
     """Loops of other libraries, generation, what is shared between GPUs."""
     priced = {"Lightning"} if lightning_of(found) is not None else set()
+    if reads_deepspeed(found) is not None:
+        priced.add("DeepSpeed")
     for library in dict.fromkeys(call.library for call in found.calls):
         if library in SCRIPT_LOOPS and SCRIPT_LOOPS[library] not in priced:
             call = next(each for each in found.calls if each.library == library)
@@ -161,7 +164,9 @@ def _others(document: CallDocument, found: Found) -> None:
             document.miss(call.line, "generate", "generation besides; --generate says it")
         else:
             document.ignore(call.line, "generate", _BEHIND)
-    for call in found.named(*_SHARDERS):
+    own = found.trainer is None and not any(found.named("Accelerator"))
+    own = own and lightning_of(found) is None
+    for call in () if own else found.named(*_SHARDERS):
         why = "FSDP of the script is not read: priced whole on one GPU; --fsdp says it"
         document.miss(call.line, call.name, Saving(why))
 

@@ -111,6 +111,12 @@ class Script:
         if self.found.trainer is not None:
             return ()
         recomputes = _value(values, "checkpointing") not in (None, "none")
+        # checkpoints around FSDP's units recompute in any mode
+        recomputes = recomputes and not any(
+            key.startswith("activation_checkpointing")
+            for call in self.found.calls
+            for key in call.keywords
+        )
         module = None if lightning is None else lightning.module
         extras = left_in_eval(self.found, module, recomputes=recomputes)
         place = self.found.source.place

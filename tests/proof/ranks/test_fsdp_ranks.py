@@ -118,6 +118,18 @@ FSDP1 = {
     "nothing ahead": case(fsdp_backward_prefetch="no_prefetch"),
     "recomputation": case(setup={"checkpointing": "full"}),
     "autocast, recomputation": case(setup={"precision": "bf16", "checkpointing": "full", **FEW}),
+    "half by a script": case(setup={"precision": "bf16", **FEW}, fsdp_mixed_precision=True),
+    "half by Lightning's strategy": case(
+        ranks=4,
+        setup={
+            "precision": "bf16",
+            "zero_grad_at": "before-backward",
+            "grad_accum": 2,
+            **FEW,
+        },
+        fsdp_mixed_precision=True,
+        fsdp_use_orig_params=True,
+    ),
     "whole": case(fsdp="no_shard"),
     "whole, accumulates": case(fsdp="no_shard", setup={"grad_accum": 2}),
     "whole, parameters for the optimizer": case(

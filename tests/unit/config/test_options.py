@@ -21,7 +21,7 @@ FIELDS = [field.name for field in dataclasses.fields(Setup)]
 
 @pytest.mark.parametrize("field", FIELDS)
 def test_every_field_has_an_option_with_help(field):
-    options = [option for option in OPTIONS if option.field == field]
+    options = [option for option in OPTIONS if field in (option.field, option.name)]
     assert options, f"{field} cannot be given on the command line"
     for option in options:
         assert option.flags

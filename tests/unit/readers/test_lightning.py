@@ -98,6 +98,22 @@ def test_a_step_may_be_written_in_many_ways(read, step):
         ("max_epochs=3", "gradient_clip_val=0.5", {"max_grad_norm": 0.5}),
         ("max_epochs=3", 'devices=4, num_nodes=2, strategy="ddp"', {"num_gpus": 8}),
         ("max_epochs=3", "devices=[0, 1]", {"num_gpus": 2}),
+        ("max_epochs=3", 'devices=2, strategy="ddp_find_unused_parameters_true"', {"num_gpus": 2}),
+        (
+            "max_epochs=3",
+            "devices=2, strategy=L.pytorch.strategies.DDPStrategy(gradient_as_bucket_view=True)",
+            {"ddp_gradient_as_bucket_view": True},
+        ),
+        (
+            "max_epochs=3",
+            'devices=2, strategy="deepspeed_stage_2"',
+            {"loop": "plain", "zero": 2, "precision": "bf16"},
+        ),
+        (
+            "max_epochs=3",
+            'devices=2, strategy="deepspeed_stage_3_offload"',
+            {"zero": 3, "offload_optimizer": True, "offload_param": True},
+        ),
         ("max_epochs=3", 'devices="2"', {"num_gpus": 2}),
         ("max_epochs=3", 'devices="0,1,2"', {"num_gpus": 3}),
         ("import lightning as L", "import pytorch_lightning as L", {"loop": "lightning"}),
@@ -130,7 +146,10 @@ TRAPS = [
      "        outputs = self.model(**batch)"),
      ("return self.model(**inputs) * 2\n\n    def training_step(self, batch, index):\n"
      "        outputs = self(**batch)"), "outputs = self(**batch)"),
-    ("max_epochs=3", 'strategy="deepspeed_stage_2"', "Lightning's deepspeed_stage_2"),
+    ("max_epochs=3", 'strategy="deepspeed_stage_3_offload_nvme"', "Lightning's deepspeed_stage_3"),
+    ("max_epochs=3", "strategy=L.pytorch.strategies.ModelParallelStrategy()",
+     "Lightning's ModelParallelStrategy"),
+    ("max_epochs=3", 'devices=2, strategy="fsdp"', "the whole model is one"),
     ("max_epochs=3", "plugins=[MyPlugin()]", "plugins"),
     ("L.pytorch.callbacks.EarlyStopping(", "L.pytorch.callbacks.StochasticWeightAveraging(",
      "StochasticWeightAveraging"),
@@ -164,7 +183,6 @@ TRAPS = [
     ("    def validation_step", ("    def on_train_epoch_start(self):\n        unfreeze(self)\n\n"
      "    def validation_step"), "on_train_epoch_start"),
     ("max_epochs=3", "strategy=choose()", "strategy"),
-    ("max_epochs=3", 'strategy="ddp_find_unused_parameters_true"', "strategy"),
     ("max_epochs=3", 'accelerator="cpu"', "accelerator"),
     ("max_epochs=3", "devices=-1", "num_gpus"),
     ("max_epochs=3", "accumulate_grad_batches={0: 4}", "grad_accum"),
