@@ -1,7 +1,8 @@
 """Lightning: what its Trainer is told, and whether a module is a model and nothing besides.
 
 A module is priced where its ``training_step`` calls the model that it loads and returns the loss
-of that. What is known to change nothing is listed here; whatever else it has or does is named.
+of that, or the cross entropy of what a model of images says. What is known to change nothing is
+listed here; whatever else it has or does is named.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.expressions import as_text
 from memest.readers.scripts.found import Found
 from memest.readers.scripts.things import Call, Unknown, Value
+from memest.readers.scripts.vision import is_vision_load
 from memest.readers.values import Either
 
 __all__ = ["MODULE_METHODS", "Extra", "LightningRun", "lightning_of", "put_gpus", "put_precision"]
@@ -37,6 +39,14 @@ _METRICS = frozenset(
     for name in ("Accuracy", "F1Score", "Precision", "Recall", "ConfusionMatrix", "MeanMetric")
 )
 """Metrics that count, and keep no predictions."""
+_CHOOSES = frozenset(("argmax", "eq", "size"))
+"""Methods of tensors that say which class is chosen, or how many there are."""
+_COUNTS = frozenset(("sum", "mean", "float", "item", "detach"))
+"""Methods that count what those say; of all that a model says they would copy or reduce it."""
+_CROSS_ENTROPIES = (
+    "F.cross_entropy", "functional.cross_entropy", "nn.functional.cross_entropy",
+    "torch.nn.functional.cross_entropy",
+)  # fmt: skip
 MODULE_METHODS = frozenset(("log", "log_dict", "print", "save_hyperparameters"))
 """Methods of Lightning's modules that keep a number, or nothing."""
 _METHODS = frozenset(
@@ -197,7 +207,7 @@ class LightningRun:
         return name == self.model or _is_small(value.data)
 
     def _of_step(self, methods: dict[str, ast.FunctionDef]) -> Iterator[Extra]:
-        step = _Step({f"self.{self.model}"})
+        step = self._step(methods.get("training_step"))
         forward = _body(methods.get("forward"))
         last = forward[-1] if len(forward) == 1 else None
         passed = last.value if isinstance(last, ast.Return) else None
@@ -213,6 +223,23 @@ class LightningRun:
         if body and step.num_forwards != 1:
             why = f"{step.num_forwards} forwards of the model: one is priced"
             yield Extra(body[0].lineno, "training_step", why)
+
+    def _step(self, method: ast.FunctionDef | None) -> _Step:
+        """What the statements of ``training_step`` may call."""
+        attributes = {
+            f"self.{name}": value.data
+            for name, value in self.module.attributes.items()
+            if isinstance(value.data, Call)
+        }
+        load = self.found.load
+        losses = set(_CROSS_ENTROPIES)
+        losses.update(name for name, made in attributes.items() if made.name == "CrossEntropyLoss")
+        return _Step(
+            {f"self.{self.model}"},
+            batch=method.args.args[1].arg if method and len(method.args.args) > 1 else "",
+            losses=losses if load is not None and is_vision_load(load) else set(),
+            metrics={name for name, made in attributes.items() if made.name in _METRICS},
+        )
 
 
 def lightning_of(found: Found) -> LightningRun | None:
@@ -270,13 +297,26 @@ def put_gpus(document: CallDocument, trainer: Call) -> None:
 
 
 class _Step:
-    """The statements of a ``training_step``, one after the other."""
+    """The statements of a ``training_step``, one after the other.
 
-    def __init__(self, forwards: set[str]) -> None:
+    Args:
+        forwards: what calls the model.
+        batch: what the method calls its batch.
+        losses: functions whose loss is the one that is priced.
+        metrics: what counts hits.
+    """
+
+    def __init__(
+        self, forwards: set[str], *, batch: str, losses: set[str], metrics: set[str]
+    ) -> None:
         self.forwards = forwards
         self.num_forwards = 0
+        self._batch = batch
+        self._loss_functions = losses
+        self._metrics = metrics
         self._outputs: set[str] = set()
         self._losses: set[str] = set()
+        self._numbers: set[str] = set()
 
     def is_plain(self, statement: ast.stmt) -> bool:
         """Whether a statement calls the model, names its loss, logs or returns it."""
@@ -288,17 +328,30 @@ class _Step:
                 value = value.values[0] if is_named else None
             return value is not None and self._is_loss(value)
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-            target = statement.targets[0]
+            target, value = statement.targets[0], statement.value
+            if self._is_of_batch(value) and isinstance(target, (ast.Name, ast.Tuple)):
+                return all(isinstance(each, ast.Name) for each in getattr(target, "elts", ()))
             if not isinstance(target, ast.Name):
                 return False
-            if self._is_loss(statement.value):
+            if self._is_loss(value):
                 self._losses.add(target.id)
                 return True
-            if self._is_outputs(statement.value):
+            if self._is_outputs(value):
                 self._outputs.add(target.id)
+                return True
+            if self._is_number(value):
+                self._numbers.add(target.id)
                 return True
             return False
         return isinstance(statement, ast.Pass) or self._logs(statement)
+
+    def _is_of_batch(self, node: ast.expr) -> bool:
+        """Whether it is the batch, or parts of it."""
+        if isinstance(node, ast.Tuple):
+            return all(map(self._is_of_batch, node.elts))
+        if isinstance(node, (ast.Subscript, ast.Attribute)):
+            return self._is_of_batch(node.value)
+        return isinstance(node, ast.Name) and node.id == self._batch
 
     def is_forward(self, node: ast.Call) -> bool:
         """Whether a call is of the model, with parts of a batch."""
@@ -317,6 +370,9 @@ class _Step:
         """Whether it is the loss of what the model returned."""
         if isinstance(node, ast.Name):
             return node.id in self._losses
+        if isinstance(node, ast.Call) and as_text(node.func) in self._loss_functions:
+            labels = all(isinstance(each, (ast.Name, ast.Subscript)) for each in node.args[1:])
+            return bool(node.args) and labels and self._is_outputs(node.args[0])
         if isinstance(node, ast.Attribute) and node.attr == "loss":
             return self._is_outputs(node.value)
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
@@ -340,7 +396,32 @@ class _Step:
         return all(isinstance(part, ast.Constant) or self._is_number(part) for part in parts)
 
     def _is_number(self, node: ast.expr | None) -> bool:
-        return node is not None and not isinstance(node, ast.Call) and self._is_loss(node)
+        """Whether it is the loss, or counts what the model said."""
+        if node is None:
+            return False
+        if isinstance(node, ast.Name) and node.id in self._numbers:
+            return True
+        return self._counts(node) or (not isinstance(node, ast.Call) and self._is_loss(node))
+
+    def _counts(self, node: ast.expr) -> bool:
+        """Whether it is hits among what the model said: numbers, and one for each sample."""
+        if isinstance(node, ast.Compare):
+            return all(map(self._counts_or_names, (node.left, *node.comparators)))
+        if isinstance(node, ast.BinOp):
+            return all(map(self._counts_or_names, (node.left, node.right)))
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            return False
+        of_torch = as_text(node.func.value) == "torch" and bool(node.args)
+        counted = node.args[0] if of_torch else node.func.value
+        if as_text(node.func) in self._metrics:
+            return all(map(self._counts_or_names, node.args))
+        if node.func.attr in _CHOOSES:
+            return self._counts_or_names(counted)
+        return node.func.attr in _COUNTS and self._counts(counted)
+
+    def _counts_or_names(self, node: ast.expr) -> bool:
+        has_calls = any(isinstance(each, ast.Call) for each in ast.walk(node))
+        return not has_calls or self._counts(node)
 
 
 def _is_small(data: object) -> bool:

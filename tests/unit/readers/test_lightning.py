@@ -88,6 +88,70 @@ def test_a_step_may_be_written_in_many_ways(read, step):
     assert not run.setup.unpriced, missed(run)
 
 
+IMAGES = """
+import lightning as L
+import torch
+import torchmetrics
+import torchvision
+from torch import nn
+from torch.nn import functional as F
+
+
+class Net(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torchvision.models.resnet18(num_classes=10)
+        self.loss = nn.CrossEntropyLoss()
+        self.accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=10)
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        STEP
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+
+
+rows = torchvision.datasets.CIFAR10("data")
+trainer = L.Trainer(max_epochs=3)
+trainer.fit(Net(), torch.utils.data.DataLoader(rows, batch_size=16))
+"""
+
+
+COUNTED = """images, labels = batch[0], batch[1]
+        out = self(images)
+        loss = self.loss(out, labels)
+        preds = torch.argmax(out, dim=1)
+        hits = (preds == labels).float().mean()
+        self.log("acc", hits)
+        self.log("metric", self.accuracy(preds, labels))
+        return loss"""
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        ("x, y = batch; loss = self.loss(self.net(x), y); self.log('loss', loss); return loss", ""),
+        ("x, y = batch; return F.cross_entropy(self(x), y)", ""),
+        ("out = self(batch['image']); loss = self.loss(out, batch['label']); return loss", ""),
+        (COUNTED, ""),
+        ("x, y = batch; return self.loss(self.net(x), y) * 2", "return self.loss"),
+        ("x, y = batch; return F.mse_loss(self.net(x), y)", "return F.mse_loss"),
+        ("x, y = batch; x = mixup(x); return self.loss(self.net(x), y)", "x = mixup(x)"),
+        ("x, y = batch; z = self.net(x); return self.loss(self.net(x), y)", "2 forwards"),
+        ("x, y = batch; out = self(x); p = out.float().mean(); return self.loss(out, y)", "p = "),
+        ("x, y = batch; return self.loss(self.net(x), self.net(x))", "return self.loss"),
+    ],
+)
+def test_images_have_the_cross_entropy_of_the_script(write, step, said):
+    text = IMAGES.replace("STEP", step.replace("; ", "\n        "))
+    run = memest.read_config(write("train.py", text), image_size=32)
+    assert run.model == "torchvision/resnet18"
+    assert not said if not missed(run) else any(said and said in each for each in missed(run))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "options"),
     [
