@@ -37,6 +37,8 @@ _PLUGINS = {
     "dynamo_plugin": Bounded("compilation; --torch-compile says it"),
     "kwargs_handlers": "",
 }
+_TIMM = "create_loader"
+"""timm's function that makes a loader."""
 _SAMPLES = 1
 """``batch_size`` of torch's DataLoader where it is not named."""
 
@@ -136,20 +138,25 @@ def _batch(document: CallDocument, found: Found, loader: Call | Unknown | None) 
     if isinstance(loader, Unknown):
         document.miss_unknown("batch", loader, loader.line)
         return
-    loaders = [call for call in found.named("DataLoader") if call.receiver is None]
+    loaders = [call for call in found.named("DataLoader", _TIMM) if call.receiver is None]
     shuffling = [
         call
         for call in loaders
         if "sampler" in call.keywords
         or "batch_sampler" in call.keywords
         or (call.keywords.get("shuffle") or Value(None)).data is True
+        or (call.keywords.get("is_training") or Value(None)).data is True
     ]
     # what the loop around the backward goes over; if that cannot be told, what shuffles
     steps = [call.loaders[-1:] for call in found.named("backward", "step") if call.loaders]
     training = [*steps[0]] if steps else shuffling
     training = training if loader is None else [loader]
     for call in (training or loaders)[:1]:
-        value = call.argument(1, "batch_size")
+        value = call.argument(2 if call.name == _TIMM else 1, "batch_size")
+        if call.name == _TIMM and call.keywords.get("use_prefetcher", Value(True)).data:
+            document.miss(
+                call.line, "use_prefetcher", "the next batch, which is on the GPU already"
+            )
         if "batch_sampler" in call.keywords:
             document.miss_unknown("batch", Unknown("a batch sampler"), call.line)
         elif value is None:
