@@ -35,7 +35,7 @@ DEEPSPEED_KEY, FSDP_KEY = "deepspeed", "fsdp_plugin"
 _LIKE_DDP = re.compile(r"auto|single_device|ddp(_spawn|_fork|_notebook)?(_find_unused_\w+)?")
 """Names of strategies that are DDP; one that looks for unused parameters copies what
 ``training_step`` returns, which is a number."""
-_NAMED = {
+_NAMED: dict[str, tuple[str, dict[str, Any]]] = {
     "fsdp": ("FSDPStrategy", {}),
     "fsdp_cpu_offload": ("FSDPStrategy", {"cpu_offload": True}),
     "deepspeed": ("DeepSpeedStrategy", {}),
@@ -95,7 +95,8 @@ def put_strategy(document: CallDocument, call: Call) -> bool:
     """
     value = call.keywords.get("strategy", Value("auto"))
     data, line = value.data, value.line or call.line
-    name, arguments = "", {}
+    name = ""
+    arguments: dict[str, Value] = {}
     if isinstance(data, str) and _LIKE_DDP.fullmatch(data):
         return False
     if isinstance(data, str) and data in _NAMED:

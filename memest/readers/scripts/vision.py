@@ -85,9 +85,9 @@ def put_image_size(document: CallDocument, load: Call, calls: Sequence[Call]) ->
         return
     for call in calls:
         if call.library == "timm" and call.name == "create_loader":
-            size = call.argument(1, "input_size") or Value(None)
-            sides = size.data[-2:] if isinstance(size.data, list) else size.data
-            _put_side(document, size.with_data(sides), call)
+            given = call.argument(1, "input_size") or Value(None)
+            sides = given.data[-2:] if isinstance(given.data, list) else given.data
+            _put_side(document, given.with_data(sides), call)
             return
     processors = [call for call in calls if call.maker.endswith(_PROCESSORS)]
     for call in processors:
