@@ -85,7 +85,9 @@ def read_script_command(
     elif "deepspeed" not in arguments and any(
         launcher.name == "deepspeed" for launcher in command.launchers
     ):
-        keys.miss("deepspeed", Saving("no file of DeepSpeed is named: DDP is priced"))
+        keys.miss(
+            "deepspeed", Saving("no file of DeepSpeed is named: DDP is priced; --zero says it")
+        )
     arguments = read_negations(arguments)
     document, known_script = complete_arguments(PurePath(program).stem, arguments)
     source, folder, document_format = known_script or "command", None, file_format

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from memest.errors import ConfigError
@@ -21,13 +22,13 @@ from memest.readers.formats import (
 )
 from memest.readers.mapping import DocumentKeys
 from memest.readers.run_config import RunConfig, settle
-from memest.readers.scripts.notebook_shell import shell_of
+from memest.readers.scripts.notebook_shell import shell_of, written_files
 from memest.readers.scripts.script import read_script
 from memest.readers.scripts.source import SUFFIXES, parse_python
 from memest.readers.shell_script import launch_among
 from memest.readers.torchtitan_functions import makes_config, read_function
 from memest.readers.torchtune import named_recipe, read_torchtune
-from memest.readers.values import DocumentReading
+from memest.readers.values import Bounded, DocumentReading, Remark
 
 __all__ = ["names_config", "read_command", "read_config"]
 
@@ -182,16 +183,38 @@ def _read_notebook(name: str, file_format: FileFormat | None) -> list[DocumentRe
     """A notebook that trains, else the one command in it that does."""
     path = Path(name).expanduser()
     try:
-        return [_read_file(name, file_format)]
+        reading = _read_file(name, file_format)
     except ConfigError:
-        shell = shell_of(path, name)
-        command = None
-        if shell is not None:
-            command = launch_among(shell.text, name, shell.environment, how="", place=shell.place)
+        command = _command_of(path, name)
         if command is None:
             raise
+    else:
+        try:
+            command = _command_of(path, name)
+        except ConfigError:
+            return [reading]  # several, none of which is asked about
+        if command is None:
+            return [reading]
+        why = f"{command.program} is started besides: answered is what its Python trains; give "
+        remark = Remark(f"{path.name} command", Bounded(f"{why}the command for the other"))
+        return [replace(reading, not_modelled=(*reading.not_modelled, remark))]
     started = DocumentReading(source=path.name, format="notebook that starts a command")
-    return [started, *read_launch(command, file_format=file_format)]
+    written = written_files(path, name).get(command.program)
+    if written is None:
+        return [started, *read_launch(command, file_format=file_format)]
+    with TemporaryDirectory() as folder:
+        script = Path(folder) / Path(command.program).name
+        script.write_text(written, encoding="utf-8")
+        launched = replace(command, program=str(script))
+        return [started, *read_launch(launched, file_format=file_format)]
+
+
+def _command_of(path: Path, name: str) -> Command | None:
+    """The one command of a notebook that trains; None for none."""
+    shell = shell_of(path, name)
+    if shell is None:
+        return None
+    return launch_among(shell.text, name, shell.environment, how="", place=shell.place)
 
 
 def _clear_other(document: dict[str, Any], name: str, file_format: FileFormat) -> FileFormat:

@@ -232,8 +232,10 @@ def settle(
         settled = (*settled, FACTORY_SAYS_IT)
     if own_parts & {"loss", "step_fn"}:
         not_modelled = [each for each in not_modelled if not each.key.endswith(f" {LOSS}")]
-    if "num_gpus" in acting:
+    if "num_gpus" in acting and acting["num_gpus"].level is not Level.DEFAULT:
         settled = (*settled, "--num-gpus says it")
+    if "zero" in acting or "zero_settings" in acting:
+        settled = (*settled, "--zero says it")
     not_modelled = [remark for remark in not_modelled if not remark.why.endswith(settled)]
     sharded = acting.get("fsdp") or acting.get("zero")
     if sharded and "num_gpus" not in acting:

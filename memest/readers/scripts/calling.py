@@ -298,6 +298,16 @@ class Calls(Entries):
         first = arguments[0] if arguments else Value(None)
         if target.path == "deepspeed.add_config_arguments":
             return first
+        if target.path in ("hydra.utils.instantiate", "hydra.utils.call"):
+            entries = first.data if isinstance(first.data, dict) else {}
+            path = entries.get("_target_")
+            if isinstance(path, str) and not {"_partial_", "_args_"} & {*entries}:
+                own = {key: entry_of(first, key) for key in entries if not key.startswith("_")}
+                made = {
+                    key: self.unknown(node) if isinstance(each.data, dict) else each
+                    for key, each in own.items()
+                }
+                return self._of_library(Symbol(path), arguments[1:], {**made, **keywords}, node)
         settings = self.settings(target, node, arguments)
         if settings is not None:
             return settings

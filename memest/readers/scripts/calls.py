@@ -146,6 +146,15 @@ _OTHERS = {
 }
 
 
+_TIMM = {
+    "adamw": "adamw_torch",
+    "adam": "adam",
+    "sgd": "sgd_momentum",
+    "momentum": "sgd_momentum",
+}
+"""``opt`` of timm's ``create_optimizer_v2``, where it is torch's class, with a momentum of 0.9."""
+
+
 def is_load(call: Call) -> bool:
     """Whether a call makes a model with weights: ``AutoModel.from_pretrained``."""
     if is_vision_load(call):
@@ -198,6 +207,8 @@ def is_optimizer(call: Call) -> bool:
     first = call.parameters
     if call.library == "torch" and ".optim." in call.path:
         return "lr_scheduler" not in call.path and "swa" not in call.path
+    if call.library == "timm" and call.name == "create_optimizer_v2":
+        return True
     if not call.name[:1].isupper():
         return False
     known_here = call.name in _OTHERS.get(call.library, {})
@@ -217,6 +228,10 @@ def _is_parameters(value: Value) -> bool:
 
 def optimizer_name(call: Call) -> str | None:
     """Memest's name of an optimizer, None for one that it does not know."""
+    if call.library == "timm" and call.name == "create_optimizer_v2":
+        opt = call.argument(1, "opt") or Value("sgd")
+        moves = call.keywords.get("momentum", Value(0.9)).data != 0
+        return _TIMM.get(str(opt.data).lower()) if moves else None
     if call.library != "torch":
         return _OTHERS.get(call.library, {}).get(call.name)
     name = _TORCH.get(call.name)

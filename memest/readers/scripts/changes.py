@@ -40,7 +40,7 @@ _FUNCTIONS = WRAPPERS | frozenset(
     DataLoader named_parameters find_all_linear_names get_parameter_names get_decay_parameter_names
     infer_auto_device_map dispatch_model no_grad autocast info debug warning log exp join device
     from_pretrained Accelerator extract_model_from_parallel accumulate clone_chat_template
-    set_seed resolve_data_config resolve_model_data_config""".split()
+    set_seed resolve_data_config resolve_model_data_config create_optimizer_v2""".split()
 )
 """Functions that may be given a model, and are known."""
 _HARMLESS = re.compile(r"_*(print|log|save|count|show|evaluate|test|get_num|num_)")

@@ -10,9 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from memest.config.option_table import OPTIONS
+from memest.config.options import HARMLESS_ARGUMENTS
 from memest.readers.command_words import read_arguments
 from memest.readers.documents import plain_value
 from memest.readers.scripts.things import Call, Class, Namespace, Symbol, Unknown, Value
+from memest.readers.training_arguments import IGNORED_KEYS, UNMODELLED_KEYS
 
 __all__ = [
     "DATACLASS_PARSERS",
@@ -234,12 +237,25 @@ def parsed_dataclasses(parser: Call, line: CommandLine) -> list[Value]:
     kinds = first.data if first is not None else None
     kinds = list(kinds) if isinstance(kinds, (list, tuple)) else [kinds]
     own_fields = {name for kind in kinds if isinstance(kind, Class) for name in kind.fields}
+    if parser.name in PARSERS:
+        _complete(line, own_fields)
     rest = {
         name: Value(data, given=(f"--{name}",))
         for name, data in line.named.items()
         if name not in own_fields
     }
     return [Value(_filled(kind, line, rest, parser.line)) for kind in kinds]
+
+
+def _complete(line: CommandLine, own_fields: set[str]) -> None:
+    """Beginnings of arguments as what they stand for: HfArgumentParser is an argparse parser."""
+    names = own_fields | HARMLESS_ARGUMENTS | {*IGNORED_KEYS, *UNMODELLED_KEYS}
+    names |= {keyword for option in OPTIONS for keyword in option.keywords}
+    for typed in [name for name in line.named if name not in names]:
+        begun = [name for name in names if name.startswith(typed)]
+        if len(begun) == 1:
+            line.named.setdefault(begun[0], line.named.pop(typed))
+            line.words_taken.add(typed)
 
 
 def _filled(kind: Any, line: CommandLine, rest: Mapping[str, Value], place: int) -> Any:

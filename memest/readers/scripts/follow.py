@@ -31,6 +31,9 @@ __all__ = ["Follower", "follow"]
 _REST = "**"
 """The entry of a mapping that stands for others, which cannot be told."""
 
+_LOADERS = ("DataLoader", "create_loader")
+"""What makes batches: torch's class, timm's function."""
+
 
 class Follower(Calls):
     """Follows a script from its first statement to its last."""
@@ -284,7 +287,7 @@ class Follower(Calls):
         roots = [
             root_of(each.data) for each in (iterated, *(self.value_of(e, names) for e in inner))
         ]
-        return [each for each in roots if isinstance(each, Call) and each.name == "DataLoader"][:1]
+        return [each for each in roots if isinstance(each, Call) and each.name in _LOADERS][:1]
 
     _do_asyncfor = _do_for
 

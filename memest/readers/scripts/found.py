@@ -222,7 +222,10 @@ def _model(trainer: Call | None, optimizers: tuple[Call, ...]) -> Any:
             value = trainer.keywords.get("model_init")
         return None if value is None else value.data
     for optimizer in optimizers:
-        data = _owner(optimizer.parameters)
+        given = optimizer.parameters
+        if given is not None and isinstance(given.data, Call) and is_load(root_of(given.data)):
+            return given.data  # timm's function is given the model itself
+        data = _owner(given)
         if data is not None:
             return data
     return None

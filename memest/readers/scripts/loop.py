@@ -15,22 +15,30 @@ from memest.readers.scripts.lightning import (
     put_precision,
 )
 from memest.readers.scripts.loop_body import read_body
-from memest.readers.scripts.sharding import DEEPSPEED_KEY, put_own_sharding, put_strategy
+from memest.readers.scripts.sharding import (
+    DEEPSPEED_KEY,
+    FSDP_KEY,
+    put_ddp,
+    put_own_sharding,
+    put_plugins,
+    put_strategy,
+    with_deepspeeds_optimizer,
+)
 from memest.readers.scripts.things import Call, Symbol, Unknown, Value
 from memest.readers.scripts.vision import is_vision_load
-from memest.readers.sharding import read_deepspeed_value
+from memest.readers.sharding import read_deepspeed_value, read_fsdp
 from memest.readers.training_arguments import NO_LENGTH
 from memest.readers.values import LENGTH, Bounded, DocumentReading, Either, Saving
 
 __all__ = ["read_loop"]
 
 _PLUGINS = {
-    "fsdp_plugin": Saving("FSDP of the script is not read: priced whole; --fsdp says it"),
-    "deepspeed_plugin": "DeepSpeed of the script is not read; --deepspeed says it",
     "gradient_accumulation_plugin": "how gradients add up; --grad-accum says it",
     "dynamo_plugin": Bounded("compilation; --torch-compile says it"),
     "kwargs_handlers": "",
 }
+_TIMM = "create_loader"
+"""timm's function that makes a loader."""
 _SAMPLES = 1
 """``batch_size`` of torch's DataLoader where it is not named."""
 
@@ -62,6 +70,8 @@ def read_loop(found: Found) -> tuple[DocumentReading, set[str]]:
         lightning.read(document)
         sharded = put_strategy(document, lightning.trainer)
     loop, line = _whose(found, lightning)
+    if loop == "accelerate":
+        put_ddp(document, found)
     if loop == "plain" and not sharded:
         put_own_sharding(document, found)
     elif loop == "lightning" and sharded:
@@ -73,6 +83,10 @@ def read_loop(found: Found) -> tuple[DocumentReading, set[str]]:
         document.say("zero_grad_at", "before-backward", line)
     keys = document.keys()
     read_deepspeed_value(keys, DEEPSPEED_KEY, keys.take(DEEPSPEED_KEY))
+    if FSDP_KEY in keys.document:
+        # FullyShardedDataParallelPlugin: FSDP1 and NO_WRAP unless it says otherwise
+        part = keys.part(FSDP_KEY)
+        read_fsdp(keys, part, True, FSDP_KEY, version=1, wraps=False)
     keys.set_at("loop", loop, document.origin(line))
     read_table(keys, KeyTable(own_names=True))
     takes_text = found.load is None or not is_vision_load(found.load)
@@ -106,6 +120,7 @@ def _accelerator(document: CallDocument, found: Found) -> None:
         steps = call.keywords.get("gradient_accumulation_steps")
         if steps is not None and any(found.named("accumulate")):
             document.put("grad_accum", steps, call)
+        put_plugins(document, call)
         for key, why in _PLUGINS.items():
             value = call.keywords.get(key)
             if why and value is not None and value.data is not None:
@@ -123,20 +138,25 @@ def _batch(document: CallDocument, found: Found, loader: Call | Unknown | None) 
     if isinstance(loader, Unknown):
         document.miss_unknown("batch", loader, loader.line)
         return
-    loaders = [call for call in found.named("DataLoader") if call.receiver is None]
+    loaders = [call for call in found.named("DataLoader", _TIMM) if call.receiver is None]
     shuffling = [
         call
         for call in loaders
         if "sampler" in call.keywords
         or "batch_sampler" in call.keywords
         or (call.keywords.get("shuffle") or Value(None)).data is True
+        or (call.keywords.get("is_training") or Value(None)).data is True
     ]
     # what the loop around the backward goes over; if that cannot be told, what shuffles
     steps = [call.loaders[-1:] for call in found.named("backward", "step") if call.loaders]
     training = [*steps[0]] if steps else shuffling
     training = training if loader is None else [loader]
     for call in (training or loaders)[:1]:
-        value = call.argument(1, "batch_size")
+        value = call.argument(2 if call.name == _TIMM else 1, "batch_size")
+        if call.name == _TIMM and call.keywords.get("use_prefetcher", Value(True)).data:
+            document.miss(
+                call.line, "use_prefetcher", "the next batch, which is on the GPU already"
+            )
         if "batch_sampler" in call.keywords:
             document.miss_unknown("batch", Unknown("a batch sampler"), call.line)
         elif value is None:
@@ -214,7 +234,9 @@ def _optimizer(document: CallDocument, found: Found) -> None:
             document.miss(call.line, "amsgrad", "a further state")
     for call in found.optimizers[1:]:
         document.miss(call.line, call.name, "a further optimizer: priced is the first")
-    if not found.optimizers:
+    if not found.optimizers and with_deepspeeds_optimizer(found):
+        document.say("optim", "adamw_torch", _line_of_loop(found))
+    elif not found.optimizers:
         line = _line_of_loop(found)
         why = "it cannot be told: torch's AdamW is priced; --optim says it"
         document.miss(line, "optimizer", Either(why))

@@ -17,11 +17,12 @@ from memest.readers.scripts.command_line import CommandLine
 from memest.readers.scripts.follow import follow
 from memest.readers.scripts.source import parse_script
 
-__all__ = ["NotebookShell", "shell_of"]
+__all__ = ["NotebookShell", "shell_of", "written_files"]
 
 _COMMAND = re.compile(r"\s*(?:[\w, ]+=\s*)?!!?(?!=)\s*(.*)")
 _VARIABLE = re.compile(r"\s*%(?:set_)?env\s+(\w+)\s*[=\s]\s*(.*?)\s*$")
 _CELLS = re.compile(r"%%(?:bash|sh|script\s+(?:bash|sh))\b")
+_WRITES = re.compile(r"%%(?:writefile|file)\s+([\w./-]+)")
 _NAMES = re.compile(r"\{(\w+)\}|\$(\w+)")
 
 
@@ -78,6 +79,21 @@ def shell_of(path: Path, label: str) -> NotebookShell | None:
     if not any(lines):
         return None
     return NotebookShell("\n".join(lines), environment, tuple(places))
+
+
+def written_files(path: Path, label: str) -> dict[str, str]:
+    """What cells of a notebook write to files (``%%writefile``), by name.
+
+    Args:
+        path: of the notebook.
+        label: how messages call it.
+    """
+    out: dict[str, str] = {}
+    for _, text in parse_script(path, label).texts:
+        first, _, rest = text.lstrip().partition("\n")
+        if (found := _WRITES.fullmatch(first.strip())) is not None:
+            out[found[1].removeprefix("./")] = rest
+    return out
 
 
 def _commands(text: str) -> list[str]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from memest.errors import ConfigError
+from memest.readers.documents import read_document
 from memest.readers.scripts.calling import root_of
 from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.expressions import as_text
@@ -18,13 +20,22 @@ from memest.readers.scripts.found import Found
 from memest.readers.scripts.things import Call, Class, Symbol, Unknown, Value, is_unknown, known
 from memest.readers.values import Bounded, Either, Saving
 
-__all__ = ["DEEPSPEED_KEY", "put_own_sharding", "put_strategy", "reads_deepspeed"]
+__all__ = [
+    "DEEPSPEED_KEY",
+    "FSDP_KEY",
+    "put_ddp",
+    "put_own_sharding",
+    "put_plugins",
+    "put_strategy",
+    "reads_deepspeed",
+    "with_deepspeeds_optimizer",
+]
 
-DEEPSPEED_KEY = "deepspeed"
+DEEPSPEED_KEY, FSDP_KEY = "deepspeed", "fsdp_plugin"
 _LIKE_DDP = re.compile(r"auto|single_device|ddp(_spawn|_fork|_notebook)?(_find_unused_\w+)?")
 """Names of strategies that are DDP; one that looks for unused parameters copies what
 ``training_step`` returns, which is a number."""
-_NAMED = {
+_NAMED: dict[str, tuple[str, dict[str, Any]]] = {
     "fsdp": ("FSDPStrategy", {}),
     "fsdp_cpu_offload": ("FSDPStrategy", {"cpu_offload": True}),
     "deepspeed": ("DeepSpeedStrategy", {}),
@@ -56,6 +67,7 @@ _OFFLOADS = (
 )
 _SIZELESS = frozenset(
     """accelerator parallel_devices cluster_environment checkpoint_io process_group_backend timeout
+    module dim device_ids output_device process_group check_reduction comm_hook_args
     state_dict_type device_id sync_module_states logging_level load_full_weights
     exclude_frozen_parameters logging_batch_size_per_gpu loss_scale initial_scale_power
     loss_scale_window hysteresis min_loss_scale zero_allow_untested_optimizer pin_memory
@@ -65,7 +77,7 @@ _SIZELESS = frozenset(
 _DDP = {
     "bucket_cap_mb": "ddp_bucket_cap_mb",
     "gradient_as_bucket_view": "ddp_gradient_as_bucket_view",
-    "find_unused_parameters": "",
+    "find_unused_parameters": "ddp_find_unused_parameters",
 }
 _ONE_UNIT = Either(
     "nothing says which layers are units, so the whole model is one, gathered at once: priced are "
@@ -83,7 +95,8 @@ def put_strategy(document: CallDocument, call: Call) -> bool:
     """
     value = call.keywords.get("strategy", Value("auto"))
     data, line = value.data, value.line or call.line
-    name, arguments = "", {}
+    name = ""
+    arguments: dict[str, Value] = {}
     if isinstance(data, str) and _LIKE_DDP.fullmatch(data):
         return False
     if isinstance(data, str) and data in _NAMED:
@@ -92,7 +105,8 @@ def put_strategy(document: CallDocument, call: Call) -> bool:
     elif isinstance(data, Call) and not data.subclass and "**" not in data.keywords:
         name, arguments = data.name, data.keywords
     if name == "DDPStrategy":
-        _ddp(document, arguments, line)
+        # it wraps training_step, which returns a number: there is nothing to copy
+        _ddp(document, {k: v for k, v in arguments.items() if "unused" not in k}, line)
         return False
     if name == "FSDPStrategy":
         document.say("fsdp_use_orig_params", True, line)
@@ -121,11 +135,18 @@ def put_strategy(document: CallDocument, call: Call) -> bool:
     return True
 
 
+def put_ddp(document: CallDocument, found: Found) -> None:
+    """Arguments of DDP that a script gives itself, or by accelerate's handler."""
+    for call in found.named("DistributedDataParallel", "DistributedDataParallelKwargs"):
+        _ddp(document, call.keywords, call.line)
+        return
+
+
 def _ddp(document: CallDocument, arguments: dict[str, Value], line: int) -> None:
     for key, value in arguments.items():
         if option := _DDP.get(key):
-            document.put(option, value, Call("DDPStrategy", line))
-        elif key not in _SIZELESS and key not in _DDP and value.data is not None:
+            document.put(option, value, Call("DDP", line))
+        elif key not in _SIZELESS and value.data not in (None, False):
             document.miss(line, key, "of DDP: it is not read")
 
 
@@ -187,6 +208,73 @@ def reads_deepspeed(found: Found) -> Call | None:
     return None
 
 
+def put_plugins(document: CallDocument, accelerator: Call) -> None:
+    """``fsdp_plugin=`` and ``deepspeed_plugin=`` of accelerate 1.15, as its files have them."""
+    fsdp = accelerator.keywords.get("fsdp_plugin", Value(None)).data
+    if isinstance(fsdp, Call) and fsdp.name == "FullyShardedDataParallelPlugin":
+        settings = {name: _plain(each.data) for name, each in fsdp.keywords.items()}
+        mixed = settings.pop("mixed_precision_policy", None)
+        if mixed is not None and mixed != document.get("precision"):
+            why = "dtypes of FSDP's own: priced are those of mixed_precision="
+            document.miss(fsdp.line, "mixed_precision_policy", Either(why))
+        for name in [name for name, each in settings.items() if is_unknown(each)]:
+            document.miss_unknown(name, Unknown("an argument of its plugin"), fsdp.line)
+            del settings[name]
+        document.say(FSDP_KEY, settings, fsdp.line)
+    elif fsdp is not None:
+        why = "FSDP of the script is not read: priced whole; --fsdp says it"
+        document.miss(accelerator.line, "fsdp_plugin", Saving(why))
+    plugin = accelerator.keywords.get("deepspeed_plugin", Value(None)).data
+    if plugin is not None and not _deepspeed_plugin(document, plugin):
+        why = "DeepSpeed of the script is not read; --deepspeed says it"
+        document.miss(accelerator.line, "deepspeed_plugin", why)
+
+
+def _deepspeed_plugin(document: CallDocument, plugin: Any) -> bool:
+    """``DeepSpeedPlugin``, whose stage is 2; False where it cannot be told."""
+    if not isinstance(plugin, Call) or plugin.name != "DeepSpeedPlugin":
+        return False
+    given = {name: known(each.data) for name, each in plugin.keywords.items()}
+    if is_unknown(given):
+        return False
+    if given.get("hf_ds_config") is not None:
+        _deepspeed_config(document, Value(given["hf_ds_config"]), plugin.line)
+        return True
+    zero: dict[str, Any] = {"stage": given.get("zero_stage", 2)}
+    for part in ("offload_optimizer", "offload_param"):
+        if (device := given.get(f"{part}_device")) not in (None, "none"):
+            zero[part] = {"device": device}
+    keys = ("gradient_accumulation_steps", "gradient_clipping")
+    settings = {key: given[key] for key in keys if given.get(key) is not None}
+    document.say(DEEPSPEED_KEY, {"zero_optimization": zero, **settings}, plugin.line)
+    return True
+
+
+def _plain(data: Any) -> Any:
+    """A setting as a file has it: the name of what torch has an enumeration for."""
+    if isinstance(data, Symbol):
+        return data.name
+    if isinstance(data, Call) and data.name == "CPUOffload":
+        inner = data.argument(0, "offload_params")
+        return bool(inner is not None and inner.data)
+    return known(data)
+
+
+def with_deepspeeds_optimizer(found: Found) -> bool:
+    """Whether the configuration that DeepSpeed is given makes the optimizer."""
+    call = reads_deepspeed(found)
+    if call is None:
+        return False
+    config = call.argument(7, "config") or call.keywords.get("config_params")
+    data, folder = (None if config is None else known(config.data)), found.source.folder
+    if isinstance(data, str) and folder is not None:
+        try:
+            data = read_document(folder / data, data)
+        except ConfigError:  # whoever reads it says what is wrong with it
+            return False
+    return isinstance(data, Mapping) and "optimizer" in data
+
+
 def put_own_sharding(document: CallDocument, found: Found) -> None:
     """What a script's own loop does to its model: FSDP's class, ``fully_shard``, DeepSpeed."""
     call = reads_deepspeed(found)
@@ -203,6 +291,7 @@ def put_own_sharding(document: CallDocument, found: Found) -> None:
         _mixed(document, each.keywords.get("mixed_precision"), each.line)
     if not flat:
         _fsdp2(document, found)
+    put_ddp(document, found)
     if "fsdp" in document:
         for each in found.named("no_sync", "no_backward_sync", "set_requires_gradient_sync"):
             why = "gradients that are not reduced stay whole on every GPU: it is not read"

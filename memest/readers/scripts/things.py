@@ -216,7 +216,7 @@ class Call:
     @property
     def parameters(self) -> Value | None:
         """What an optimizer is given to update."""
-        return self.argument(0, "params", "optimizer_grouped_parameters")
+        return self.argument(0, "params", "optimizer_grouped_parameters", "model_or_params")
 
     def unconditional(self) -> Call:
         """The same as a call of a function that is handed on: made whatever stands around it."""

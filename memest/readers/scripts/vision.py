@@ -83,6 +83,12 @@ def put_image_size(document: CallDocument, load: Call, calls: Sequence[Call]) ->
     """Put down how large images are, where all transforms that train make them of one size."""
     if "image_size" in document or any(call.name in _OWN_SIZE for call in calls):
         return
+    for call in calls:
+        if call.library == "timm" and call.name == "create_loader":
+            given = call.argument(1, "input_size") or Value(None)
+            sides = given.data[-2:] if isinstance(given.data, list) else given.data
+            _put_side(document, given.with_data(sides), call)
+            return
     processors = [call for call in calls if call.maker.endswith(_PROCESSORS)]
     for call in processors:
         if (size := call.keywords.get("size")) is not None:

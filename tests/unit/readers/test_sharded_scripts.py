@@ -240,3 +240,96 @@ def test_strategies_of_lightning_are_read(read, words, options):
 def test_what_lightning_does_otherwise_under_fsdp_is_named(read, more, said):
     words = f"{more}, strategy=FSDPStrategy(auto_wrap_policy={{Qwen3DecoderLayer}})"
     assert any(said in each for each in read(LIGHTNING.format(words)).setup.unpriced)
+
+
+def test_ddp_has_the_buckets_that_a_script_gives_it(read):
+    ddp = "torch.nn.parallel.DistributedDataParallel"
+    run = read(OWN.format(f"model = {ddp}(model, gradient_as_bucket_view=True)", PLAIN))
+    assert run.setup.distributed.ddp_gradient_as_bucket_view
+    assert not run.setup.unpriced
+
+
+ACCELERATE = (
+    HEAD
+    + """
+from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin
+accelerator = Accelerator(mixed_precision="bf16", {})
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-0.6B")
+optimizer = torch.optim.AdamW(model.parameters())
+loader = DataLoader(rows, batch_size=2, shuffle=True)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+model.train()
+for batch in loader:
+    loss = model(**batch).loss
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "options", "said"),
+    [
+        (
+            (
+                "fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, "
+                "auto_wrap_policy='transformer_based_wrap', reshard_after_forward=False)"
+            ),
+            {"fsdp": "shard_grad_op", "loop": "accelerate"},
+            None,
+        ),
+        (
+            "fsdp_plugin=FullyShardedDataParallelPlugin()",
+            {"fsdp": "full_shard", "fsdp_version": 1},
+            "NO_WRAP",
+        ),
+        ("fsdp_plugin=make()", {}, "FSDP of the script is not read"),
+        (
+            (
+                "deepspeed_plugin=DeepSpeedPlugin(zero_stage=3, offload_param_device='cpu', "
+                "gradient_accumulation_steps=4)"
+            ),
+            {"zero": 3, "offload_param": True, "grad_accum": 4},
+            None,
+        ),
+        (f"deepspeed_plugin=DeepSpeedPlugin(hf_ds_config={CONFIG})", {"zero": 3}, None),
+        ("deepspeed_plugin=DeepSpeedPlugin(zero_stage=STAGE())", {}, "DeepSpeed of the script"),
+    ],
+)
+def test_plugins_of_accelerate_are_read(read, plugin, options, said):
+    run = read(ACCELERATE.format(plugin))
+    assert options == {key: run.options.get(key) for key in options}
+    told = [*run.setup.unpriced, *run.setup.overpriced]
+    assert [said in each for each in told] == ([True] if said else [])
+
+
+def test_deepspeeds_launcher_needs_no_file_where_the_script_has_the_configuration(write, tmp_path):
+    config = {**CONFIG, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}}
+    text = DEEPSPEED.replace("optimizer = torch.optim.AdamW(model.parameters())\n", "")
+    path = write("train.py", text.replace("optimizer=optimizer, ", "").format(config))
+    run = memest.read_command(f"deepspeed --num_gpus 4 {path}", seq_len=8)
+    assert (run.options["zero"], run.options["num_gpus"]) == (3, 4)
+    assert not run.setup.unpriced
+    assert not run.setup.overpriced
+
+
+def test_as_many_gpus_as_there_are_is_said_of_a_script_that_python_starts(write):
+    text = LIGHTNING.replace("devices=4", 'devices="auto"').format('strategy="ddp"')
+    run = memest.read_command(f"python {write('train.py', text)}", seq_len=8)
+    assert any("as many GPUs as there are" in each for each in run.setup.unpriced)
+
+
+def test_hydra_makes_the_model_that_a_setting_names(write):
+    write(
+        "conf/config.yaml",
+        "model:\n  _target_: transformers.AutoModelForCausalLM.from_pretrained\n"
+        "  pretrained_model_name_or_path: gpt2\n",
+    )
+    text = OWN.format("", PLAIN).replace(
+        'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-0.6B")',
+        "import hydra, omegaconf\n"
+        'model = hydra.utils.instantiate(omegaconf.OmegaConf.load("conf/config.yaml").model)',
+    )
+    run = memest.read_config(write("train.py", text), seq_len=8)
+    assert run.model == "gpt2"

@@ -118,3 +118,26 @@ def test_images_are_as_large_as_the_transforms_make_them(read, transform, size):
 def test_a_size_that_cannot_be_told_is_named(read, transform):
     unpriced = read("models.resnet50()", transform=transform).setup.unpriced
     assert "size of images" in " ".join(unpriced)
+
+
+def test_timms_own_loader_and_optimizer_are_read(write):
+    text = """
+import timm, torch
+from timm.data import create_loader
+from timm.optim import create_optimizer_v2
+model = timm.create_model("resnet50", num_classes=10).cuda()
+optimizer = create_optimizer_v2(model, opt="momentum", lr=0.1)
+check = create_loader(other, 224, 512, use_prefetcher=False)
+loader = create_loader(rows, input_size=(3, 160, 160), batch_size=32, is_training=True{})
+model.train()
+for images, labels in loader:
+    loss = torch.nn.functional.cross_entropy(model(images), labels)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    run = memest.read_config(write("train.py", text.format(", use_prefetcher=False")))
+    options = {"batch": 32, "optim": "sgd_momentum", "num_labels": 10}
+    assert options == {key: run.options.get(key) for key in options}
+    run = memest.read_config(write("train.py", text.format("")))
+    assert any("the next batch" in each for each in run.setup.unpriced)
