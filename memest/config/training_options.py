@@ -136,6 +136,12 @@ class TrainingOptions:
         "second model stays in memory.",
         "--precompute-ref-log-probs precompute_ref_logps",
     )
+    sync_ref_model: bool = option(
+        False,
+        "The reference model follows the one that trains (TRL's sync_ref_model): ZeRO-3 gathers "
+        "all weights of both for it, nothing else takes memory for it.",
+        traced=False,
+    )
     num_labels: int | None = option(
         None, "Classes of a classification head; left out, the model's own.", between=(1, 1 << 24)
     )

@@ -207,6 +207,7 @@ def _preference(keys: DocumentKeys, trainer: str) -> None:
     origin = KeyOrigin(f"default of {keys.framework} ({trainer})", Level.FILE)
     keys.set_at("method", method, origin)
     keys.set_from("precompute_ref_log_probs", Key("precompute_ref_log_probs", "enabled"))
+    keys.set_from("sync_ref_model", Key("sync_ref_model", "enabled"))
     if keys.on("use_liger_loss"):  # before TRL called it use_liger_kernel
         keys.miss("use_liger_loss", Either(WITHOUT_LIGER))
     if trainer in _GENERATING:
@@ -364,7 +365,7 @@ _OF_METHODS = by_key(
     {
         "of the way of training that is named": """num_generations reward_funcs reward_weights
             vllm_mode desirable_weight undesirable_weight center_rewards_coefficient loss_type
-            precompute_ref_log_probs rpo_alpha sync_ref_model max_prompt_length
+            precompute_ref_log_probs rpo_alpha max_prompt_length
             max_completion_length temperature top_p top_k min_p repetition_penalty num_iterations
             epsilon epsilon_high scale_rewards vllm_gpu_memory_utilization vllm_server_host
             vllm_server_port vllm_server_base_url mask_truncated_completions reference_free

@@ -268,8 +268,9 @@ def _method(setup: Setup) -> str:
         return f"{words}, reference computed before"
     if not setup.has_reference:
         return words
-    adapted = setup.adapter is not None
-    return f"{words}, {'reference without the adapters' if adapted else 'with a reference model'}"
+    if setup.adapter is not None:
+        return f"{words}, reference without the adapters"
+    return f"{words}, with a reference model{' that follows' if setup.sync_ref_model else ''}"
 
 
 def _rollouts(rollouts: Rollouts, seq_len: int | None) -> str:

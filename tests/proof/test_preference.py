@@ -463,3 +463,15 @@ def test_a_whole_trainer_allocates_the_same(asked, tmp_path):
     assert len(phases) == 4 * setup.grad_accum
     assert len(trace.allocations(at_least=4096)) > 200
     assert differences(real, trace) == []
+
+
+def test_a_reference_that_follows_the_model_takes_nothing_for_it():
+    """Where nothing is sharded TRL's callback computes in place."""
+    callbacks = pytest.importorskip("trl.trainer.callbacks")
+    model, reference = torch.nn.Linear(512, 512), torch.nn.Linear(512, 512)
+
+    def run():
+        mark("sync")
+        callbacks.SyncRefModelCallback._sync_target_model(model, reference, 0.6)
+
+    assert measure(run).allocations(at_least=64) == []

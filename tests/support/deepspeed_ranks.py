@@ -207,9 +207,20 @@ def _train_for_preference(
         train_for_preference(
             engine, objective, reference or engine.module, twins.setup, batches,
             # DeepSpeedEngineWrapper of accelerate
-            engine.set_gradient_accumulation_boundary, engine.backward, engine.step, lambda: None,
+            engine.set_gradient_accumulation_boundary, engine.backward, engine.step,
+            lambda: _sync(engine.module, reference, twins.setup),
             lambda: _hand_out(engine, twins.setup), engine.module,
         )  # fmt: skip
+
+
+def _sync(model: Any, reference: Any, setup: Any) -> None:
+    """TRL's own, as its callback does it at the end of a step."""
+    from trl.trainer import callbacks
+
+    if setup.sync_ref_model:
+        state = SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=3))
+        with mock.patch.object(callbacks, "AcceleratorState", return_value=state):
+            callbacks.SyncRefModelCallback.sync_target_model(model, reference, 0.6)
 
 
 def _hand_out(engine: Any, setup: Any) -> None:
