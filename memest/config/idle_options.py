@@ -62,6 +62,11 @@ _ROWS = (
         "--use-reentrant has no effect: nothing is recomputed without --checkpointing",
     ),
     Idle(
+        lambda s, _: s.must_reenter and s.use_reentrant is False and s.checkpointing != "none",
+        "--no-use-reentrant has no effect: TRL's trainers recompute reentrantly where adapters "
+        "train under ZeRO-3, whatever they are told",
+    ),
+    Idle(
         lambda s, _: s.num_labels is not None and s.task not in _WITH_LABELS,
         "--num-labels {s.num_labels} has no effect: a {s.task} head has no labels to count",
     ),

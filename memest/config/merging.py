@@ -17,7 +17,7 @@ from memest.config.data_loading import DataLoading
 from memest.config.deepspeed import ON_SAVE, read_deepspeed
 from memest.config.generation import Generation
 from memest.config.inputs import arguments_of
-from memest.config.kinds import Dtype, Method, read_method
+from memest.config.kinds import Dtype, LogProbs, Method, read_method
 from memest.config.length_files import lengths_of_dataset, read_lengths
 from memest.config.lengths import Batching, Lengths
 from memest.config.life import merge_life
@@ -79,10 +79,10 @@ def implied_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Values that options imply for others, unless those are named.
 
     peft's preparation of a base of 4 bits switches checkpointing on unless it is told not to
-    (``prepare_model_for_kbit_training`` of peft 0.21). TRL's trainers load a model that they are
-    given by name in float32 (``create_model_from_path`` of TRL 1.16, ``from_pretrained`` of
-    transformers 4 before), OnlineDPOTrainer alone as it was saved; what is quantised comes from a
-    ``from_pretrained`` of the user's own.
+    (``prepare_model_for_kbit_training`` of peft 0.21), which TRL's own trainers do not ask for.
+    TRL's trainers load a model that they are given by name in float32 (``create_model_from_path``
+    of TRL 1.16, ``from_pretrained`` of transformers 4 before), OnlineDPOTrainer alone as it was
+    saved; what is quantised comes from a ``from_pretrained`` of the user's own.
     """
 
     def is_on(name: str, *, otherwise: bool = False) -> bool:
@@ -90,9 +90,10 @@ def implied_options(options: Mapping[str, Any]) -> dict[str, Any]:
         return otherwise if value is None else read_bool(name, value)
 
     out = {}
-    if is_on("qlora") and is_on("prepare_kbit", otherwise=True):
-        out["checkpointing"] = "full"
     method = read_method(options.get("method") or Method.SUPERVISED)
+    fused = options.get("log_probs") in (None, LogProbs.FUSED)
+    if is_on("qlora") and is_on("prepare_kbit", otherwise=not (method.is_in_trl_trainer and fused)):
+        out["checkpointing"] = "full"
     in_full = not method.is_supervised and not method.writes_pairs
     is_quantised = options.get("quantization") is not None or any(map(is_on, _OF_BASES))
     if in_full and not is_quantised:
@@ -225,6 +226,9 @@ def _merge_adapter(values: dict[str, Any], base: Setup | None) -> None:
     parts = {name: values.pop(name) for name in names if name in values}
     parts |= _take_parts(values, "adapter")
     adapter = values.pop("adapter", None)
+    cast = None if adapter is None else read_adapter(adapter).autocast_adapter_dtype
+    if cast is not None:
+        parts.setdefault("autocast_adapter_dtype", cast)
     # a switch that is off says nothing where there is nothing to switch
     given_parts = {
         name: v for name, v in parts.items() if v is not False or name.startswith("auto")

@@ -471,10 +471,29 @@ class TrainingOptions:
         return not self.steps_in_backward or facts_of(self.optimizer).accumulates
 
     @property
+    def adapts_by_trl(self) -> bool:
+        """Whether TRL's own trainers put adapters beside the model (``DPOTrainer.__init__``).
+
+        They prepare no quantised base and make what trains beside it bfloat16. Under ZeRO-3 they
+        ask peft for adapters of the base's dtype where it is not quantised, and recompute
+        reentrantly whatever they are told. LLaMA-Factory and axolotl, whose log-probabilities are
+        others, have it otherwise.
+        """
+        fused = self.log_probs is LogProbs.FUSED
+        return self.adapter is not None and self.method.is_in_trl_trainer and fused
+
+    @property
+    def must_reenter(self) -> bool:
+        """Whether TRL has reentrant checkpoints, whatever was asked for."""
+        return self.partitions_parameters and self.adapts_by_trl
+
+    @property
     def recomputes_reentrantly(self) -> bool:
         """Whether layers are recomputed, and by reentrant checkpoints."""
         if self.checkpointing == "none":
             return False
+        if self.must_reenter:
+            return True
         if self.use_reentrant is not None:
             return self.use_reentrant
         among = self.who_recomputes
@@ -492,12 +511,24 @@ class TrainingOptions:
     def prepares_base(self) -> bool:
         """Whether ``peft.prepare_model_for_kbit_training`` is called for a quantised base.
 
-        It is where the setup says so, and where it does not say, beside adapters.
+        It is where the setup says so, and where it does not say, beside adapters, but by TRL's.
         """
         if self.quantization is None:
             return False
         prepare = self.quantization.prepare
-        return self.adapter is not None if prepare is None else prepare
+        adapts = self.adapter is not None and not self.adapts_by_trl
+        return adapts if prepare is None else prepare
+
+    @property
+    def casts(self) -> tuple[str, ...]:
+        """Weights that get another dtype after loading, as ``cast_weights`` names them.
+
+        TRL's own trainers make adapters bfloat16 beside a base of bitsandbytes.
+        """
+        base = self.quantization
+        if self.cast_weights or base is None or base.format.packed or not self.adapts_by_trl:
+            return self.cast_weights
+        return ("trainable=bfloat16",)
 
     @property
     def finds_unused_parameters(self) -> bool:

@@ -420,8 +420,8 @@ def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
         items.append(f"frozen: {', '.join(setup.freeze)}")
     if setup.frozen_parts:
         items.append(f"parts that do not train: {', '.join(setup.frozen_parts)}")
-    if setup.cast_weights:
-        items.append(f"dtypes after loading: {', '.join(setup.cast_weights)}")
+    if setup.casts:
+        items.append(f"dtypes after loading: {', '.join(setup.casts)}")
     items.append(_LOOPS[setup.loop])
     items.extend(_parallelism_items(setup))
     versions = setup.software.to_dict()

@@ -425,7 +425,7 @@ def test_a_whole_trainer_allocates_the_same(asked, tmp_path):
         asked["args"] = asked.get("args", {}) | whole
         rollouts = Rollouts(completion_len=asked["completion"], kl_beta=asked["args"].get("beta"))
     real, config, tokens = _real(asked, tmp_path)
-    arguments, is_dpo = asked.get("args", {}), asked["method"] == "dpo"
+    arguments = asked.get("args", {})
     setup = Setup(
         method=asked["method"],
         batch=asked["batch"],
@@ -439,12 +439,9 @@ def test_a_whole_trainer_allocates_the_same(asked, tmp_path):
         adapter={"peft_type": "LORA", "r": 8, "target_modules": "all-linear"}
         if "lora" in asked
         else None,
-        # DPOTrainer makes adapters of a quantised base bfloat16, and prepares nothing
-        cast_weights=("trainable=bfloat16",) if asked.get("quantised") and is_dpo else (),
         quantization={
             "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
             "bnb_4bit_compute_dtype": asked["dtype"],
-            "prepare": not is_dpo,
         }
         if "quantised" in asked
         else None,
