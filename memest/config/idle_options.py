@@ -80,13 +80,10 @@ _ROWS = (
         "no step follows that gradients would be clipped for",
     ),
     Idle(
-        lambda s, _: (
-            s.rollouts is not None
-            and (s.rollouts.steps_per_generation or s.grad_accum) * s.batch == 1
-            and s.distributed.num_gpus == 1
-        ),
-        "--batch 1 makes one completion in all, and TRL stops: {s.method} compares two or more of "
-        "each prompt. Raise --batch, or --steps-per-generation",
+        lambda s, _: s.completions_at_once % s.completions_of_a_prompt,
+        "{s.completions_at_once} completions at once are no multiple of the "
+        "{s.completions_of_a_prompt} of each prompt that {s.method} compares, and TRL stops. "
+        "Change --batch, --grad-accum or --steps-per-generation, or name --num-generations",
     ),
     Idle(
         lambda s, _: s.steps_in_backward and s.max_grad_norm,

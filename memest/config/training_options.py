@@ -7,6 +7,7 @@ with its values in their types, a run is a :class:`memest.config.setup.Setup`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from memest.config.adapter import Adapter
@@ -589,6 +590,28 @@ class TrainingOptions:
         """Whether the trained model itself writes the completions that it learns from."""
         rollouts = self.rollouts
         return self.method.generates and (rollouts is None or rollouts.engine is Engine.MODEL)
+
+    @property
+    def completions_at_once(self) -> int:
+        """Completions that TRL has written at once, on all GPUs."""
+        steps = (self.rollouts and self.rollouts.steps_per_generation) or self.grad_accum
+        return self.batch * self.distributed.data_ranks * steps
+
+    @property
+    def completions_of_a_prompt(self) -> int:
+        """How many GRPO and RLOO compare; TRL stops where they do not divide what is written."""
+        if self.rollouts is None or self.method.writes_pairs:
+            return 1
+        return self.rollouts.num_generations or (2 if self.method is Method.RLOO else 8)
+
+    @property
+    def batch_unit(self) -> int:
+        """What micro-batches must be multiples of, however many of them make a step."""
+        steps = self.rollouts and self.rollouts.steps_per_generation
+        if not steps:
+            return 1  # of those of one step together it is the samples of the step
+        number = self.completions_of_a_prompt
+        return number // math.gcd(number, self.distributed.data_ranks * steps)
 
     @property
     def scores_own_completions(self) -> bool:

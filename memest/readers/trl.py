@@ -262,7 +262,8 @@ def _rollouts(keys: DocumentKeys, *, writes_pairs: bool) -> None:
         keys.miss("ds3_gather_for_generation", Saving(why))
     if not writes_pairs:
         keys.set_from("beta", Key("kl_beta", "scalar"))
-        keys.set_from("steps_per_generation", Key("steps_per_generation", "whole"))
+        for name in ("num_generations", "steps_per_generation"):
+            keys.set_from(name, Key(name, "whole"))
         _generation_batch(keys)
     if not shares:
         keys.pass_over(_OF_ENGINES, "no engine shares the GPU")
