@@ -17,7 +17,7 @@ from typing import NamedTuple
 from memest.config.kinds import Fsdp, Loop, Task
 from memest.config.life import Life, LifePart
 from memest.config.quantization import Format, Quantization
-from memest.config.training_options import TrainingOptions
+from memest.config.training_run import TrainingRun
 
 __all__ = ["idle_options"]
 
@@ -35,11 +35,11 @@ _TF32_SINCE = (8, 0)
 Capability = tuple[int, int]
 
 
-def _life(setup: TrainingOptions) -> Life:
+def _life(setup: TrainingRun) -> Life:
     return setup.life or Life()
 
 
-def _gathers(setup: TrainingOptions) -> bool:
+def _gathers(setup: TrainingRun) -> bool:
     return _life(setup).stage3_gather_16bit_weights_on_model_save
 
 
@@ -52,7 +52,7 @@ class Idle(NamedTuple):
         text: what to say; ``{s}`` is the setup.
     """
 
-    applies: Callable[[TrainingOptions, Capability], object]
+    applies: Callable[[TrainingRun, Capability], object]
     text: str
 
 
@@ -200,7 +200,7 @@ _ROWS = (
 )
 
 
-def idle_options(setup: TrainingOptions, capability: Capability) -> Iterator[str]:
+def idle_options(setup: TrainingRun, capability: Capability) -> Iterator[str]:
     """What to say of options without the effect that their names promise, in sentences.
 
     Args:

@@ -42,8 +42,8 @@ from memest.config.training_options import (
     MAX_GRAD_ACCUM,
     MAX_IMAGE_SIZE,
     OPTIMIZERS,
-    TrainingOptions,
 )
+from memest.config.training_run import TrainingRun
 from memest.errors import ConfigError, not_legal
 
 __all__ = [
@@ -70,7 +70,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup(TrainingOptions):
+class Setup(TrainingRun):
     """One training configuration: options with their values in the types of their fields.
 
     docs/options.md says what each of the fields is.

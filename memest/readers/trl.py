@@ -146,7 +146,7 @@ def read_trl(keys: DocumentKeys, *, method: str | None = None, own_loss: bool = 
 def note_adapters(keys: DocumentKeys, *, quantised: bool, by_trainer: bool) -> None:
     """What ``SFTTrainer.__init__`` of TRL 1.16 does with adapters under ZeRO-3.
 
-    Of methods a setup knows it by itself (``TrainingOptions.adapts_by_trl``).
+    Of methods a setup knows it by itself (``TrainingRun.adapts_by_trl``).
 
     Args:
         keys: of the arguments.
