@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memest.config.kinds import Attention, Dtype, Precision
-from memest.config.training_options import TrainingOptions
+from memest.config.training_run import TrainingRun
 from memest.errors import ConfigError
 
 __all__ = ["check_flash_dtype", "check_flash_precision", "text_dtype"]
@@ -14,7 +14,7 @@ __all__ = ["check_flash_dtype", "check_flash_precision", "text_dtype"]
 _HALF = ("float16", "bfloat16")
 
 
-def check_flash_dtype(dtype: str, setup: TrainingOptions) -> None:
+def check_flash_dtype(dtype: str, setup: TrainingRun) -> None:
     """Refuse fp32 weights without autocast, which flash-attn refuses too.
 
     Args:
@@ -32,7 +32,7 @@ def check_flash_dtype(dtype: str, setup: TrainingOptions) -> None:
         )
 
 
-def check_flash_precision(values: Mapping[str, Any], setup: TrainingOptions) -> None:
+def check_flash_precision(values: Mapping[str, Any], setup: TrainingRun) -> None:
     """:func:`check_flash_dtype` for the weights of a model that reads text alone.
 
     Args:
@@ -46,7 +46,7 @@ def check_flash_precision(values: Mapping[str, Any], setup: TrainingOptions) -> 
         check_flash_dtype(text_dtype(values, setup), setup)
 
 
-def text_dtype(values: Mapping[str, Any], setup: TrainingOptions) -> str:
+def text_dtype(values: Mapping[str, Any], setup: TrainingRun) -> str:
     """The dtype of the weights of a model that reads text alone.
 
     Args:

@@ -24,7 +24,7 @@ from memest.config.option import check_pattern
 from memest.config.pairs import refuse_pairs
 from memest.config.parallel_compatibility import check_parallel
 from memest.config.quantization import Format
-from memest.config.training_options import TrainingOptions
+from memest.config.training_run import TrainingRun
 from memest.errors import ConfigError
 
 __all__ = ["FP16_REFUSAL", "check", "check_built_dtype", "check_scaled", "reader_of_head"]
@@ -36,7 +36,7 @@ FP16_REFUSAL = (
 )
 
 
-def check(setup: TrainingOptions) -> None:
+def check(setup: TrainingRun) -> None:
     """Refuse what does not go together, is not priced together, or does not run.
 
     Raises:
@@ -62,7 +62,7 @@ def check(setup: TrainingOptions) -> None:
         refuse_pairs(setup, "--checkpointing selective", "selective")
 
 
-def _check_loop(setup: TrainingOptions) -> None:
+def _check_loop(setup: TrainingRun) -> None:
     """What a script alone can do."""
     if setup.loop is Loop.LIGHTNING:
         refuse_pairs(setup, "--loop lightning", "lightning")
@@ -80,7 +80,7 @@ def _check_loop(setup: TrainingOptions) -> None:
         )
 
 
-def _check_optimizer(setup: TrainingOptions) -> None:
+def _check_optimizer(setup: TrainingRun) -> None:
     """What belongs to the optimizer must be what it takes."""
     decay = setup.weight_decay
     if decay is not None and not 0 <= decay < math.inf:
@@ -106,7 +106,7 @@ def _check_optimizer(setup: TrainingOptions) -> None:
         check_pattern("--optim-target-modules", pattern)
 
 
-def _in_backward(setup: TrainingOptions) -> None:
+def _in_backward(setup: TrainingRun) -> None:
     """What does not go together with an optimizer that steps in backward."""
     name = f"--optim {setup.optimizer}"
     if setup.optim_in_backward:
@@ -135,7 +135,7 @@ def _in_backward(setup: TrainingOptions) -> None:
         raise ConfigError(f"{name} updates the weights themselves: drop --master-weights.")
 
 
-def _check_evaluation(setup: TrainingOptions) -> None:
+def _check_evaluation(setup: TrainingRun) -> None:
     """An evaluation is the Trainer's, and there must be one for what is said of it."""
     for name in ("eval_samples", "eval_accumulation_steps"):
         if getattr(setup, name) is not None and setup.eval_batch is None:
@@ -155,7 +155,7 @@ def _check_evaluation(setup: TrainingOptions) -> None:
         )
 
 
-def _check_base(setup: TrainingOptions) -> None:
+def _check_base(setup: TrainingRun) -> None:
     """What adapters and quantised bases exclude."""
     refuse_pairs(setup, "--software", "peft")
     if setup.adapter is not None:
@@ -173,7 +173,7 @@ def _check_base(setup: TrainingOptions) -> None:
         )
 
 
-def _check_wrapped(setup: TrainingOptions) -> None:
+def _check_wrapped(setup: TrainingRun) -> None:
     """A model that DDP, FSDP or DeepSpeed wraps."""
     strategy = setup.distributed.strategy
     if strategy is Strategy.NONE:
@@ -196,7 +196,7 @@ _WHOLE_BESIDE = (
 )
 
 
-def _check_block_states(setup: TrainingOptions) -> None:
+def _check_block_states(setup: TrainingRun) -> None:
     """Bitsandbytes' optimizers take ordinary tensors on the device, and nothing else.
 
     FSDP1 and DeepSpeed give them such: flat parameters, pieces of them, float32 partitions.
@@ -224,7 +224,7 @@ def _check_block_states(setup: TrainingOptions) -> None:
         )
 
 
-def _check_sharded_base(setup: TrainingOptions) -> None:
+def _check_sharded_base(setup: TrainingRun) -> None:
     """Quantised bases that the libraries cannot shard, or that are not modelled."""
     base, distributed = setup.quantization, setup.distributed
     shards = distributed.zero == 3 or distributed.strategy is Strategy.FSDP
@@ -268,7 +268,7 @@ def _check_sharded_base(setup: TrainingOptions) -> None:
         )
 
 
-def _check_storage(setup: TrainingOptions, sharding_flag: str) -> None:
+def _check_storage(setup: TrainingRun, sharding_flag: str) -> None:
     """Packed bytes in a floating dtype are cast with the other weights, values and all.
 
     Source: ``MixedPrecisionPolicy`` of FSDP2; ``DeepSpeedEngine._cast_module_mixed_precision`` of
@@ -289,7 +289,7 @@ def _check_storage(setup: TrainingOptions, sharding_flag: str) -> None:
     )
 
 
-def check_built_dtype(setup: TrainingOptions) -> None:
+def check_built_dtype(setup: TrainingRun) -> None:
     """Half weights under stage 3 of a run that does not compute in half precision.
 
     Not a rule of every setup: what is traced for half precision has half weights and none.
@@ -307,7 +307,7 @@ def check_built_dtype(setup: TrainingOptions) -> None:
     )
 
 
-def check_scaled(setup: TrainingOptions, dtypes: Iterable[str]) -> None:
+def check_scaled(setup: TrainingRun, dtypes: Iterable[str]) -> None:
     """Gradients that the gradient scaler of ``--fp16`` has no kernel for.
 
     Source: ``_amp_non_finite_check_and_unscale_cuda_`` of torch 2.13
@@ -331,7 +331,7 @@ def check_scaled(setup: TrainingOptions, dtypes: Iterable[str]) -> None:
         )
 
 
-def reader_of_head(setup: TrainingOptions) -> str:
+def reader_of_head(setup: TrainingRun) -> str:
     """The option whose loss reads the head's weight; "" for none.
 
     torchtune's losses call the head, piece by piece.
@@ -345,7 +345,7 @@ def reader_of_head(setup: TrainingOptions) -> str:
     return ""
 
 
-def _check_losses(setup: TrainingOptions) -> None:
+def _check_losses(setup: TrainingRun) -> None:
     """Losses that multiply by the head's weight and leave the head uncalled.
 
     Liger's loss, TRL's and cut cross-entropy read ``lm_head.weight`` in the forward of the whole
@@ -398,7 +398,7 @@ def _check_losses(setup: TrainingOptions) -> None:
         )
 
 
-def _check_method(setup: TrainingOptions) -> None:
+def _check_method(setup: TrainingRun) -> None:
     """What TRL's other trainers do not do, or nobody compared.
 
     Sources: ``DPOTrainer.__init__``, ``KTOTrainer.__init__``, ``RewardTrainer.__init__`` of TRL
@@ -408,7 +408,7 @@ def _check_method(setup: TrainingOptions) -> None:
     refuse_pairs(setup, f"--method {setup.method}", group)
 
 
-def _check_precision(setup: TrainingOptions) -> None:
+def _check_precision(setup: TrainingRun) -> None:
     """Dtypes, and kernels that are asked for by name."""
     if setup.max_grad_norm is not None and not 0 <= setup.max_grad_norm < math.inf:
         raise ConfigError(

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from memest.config.kinds import Fsdp, Loop, Task
 from memest.config.life import Life, LifePart
 from memest.config.quantization import Format, Quantization
-from memest.config.training_options import TrainingOptions
+from memest.config.training_run import TrainingRun
 
 __all__ = ["idle_options"]
 
@@ -35,11 +35,11 @@ _TF32_SINCE = (8, 0)
 Capability = tuple[int, int]
 
 
-def _life(setup: TrainingOptions) -> Life:
+def _life(setup: TrainingRun) -> Life:
     return setup.life or Life()
 
 
-def _gathers(setup: TrainingOptions) -> bool:
+def _gathers(setup: TrainingRun) -> bool:
     return _life(setup).stage3_gather_16bit_weights_on_model_save
 
 
@@ -52,7 +52,7 @@ class Idle(NamedTuple):
         text: what to say; ``{s}`` is the setup.
     """
 
-    applies: Callable[[TrainingOptions, Capability], object]
+    applies: Callable[[TrainingRun, Capability], object]
     text: str
 
 
@@ -60,6 +60,11 @@ _ROWS = (
     Idle(
         lambda s, _: s.use_reentrant is not None and s.checkpointing == "none",
         "--use-reentrant has no effect: nothing is recomputed without --checkpointing",
+    ),
+    Idle(
+        lambda s, _: s.must_reenter and s.use_reentrant is False and s.checkpointing != "none",
+        "--no-use-reentrant has no effect: TRL's trainers recompute reentrantly where adapters "
+        "train under ZeRO-3, whatever they are told",
     ),
     Idle(
         lambda s, _: s.num_labels is not None and s.task not in _WITH_LABELS,
@@ -75,13 +80,10 @@ _ROWS = (
         "no step follows that gradients would be clipped for",
     ),
     Idle(
-        lambda s, _: (
-            s.rollouts is not None
-            and (s.rollouts.steps_per_generation or s.grad_accum) * s.batch == 1
-            and s.distributed.num_gpus == 1
-        ),
-        "--batch 1 makes one completion in all, and TRL stops: {s.method} compares two or more of "
-        "each prompt. Raise --batch, or --steps-per-generation",
+        lambda s, _: s.completions_at_once % s.completions_of_a_prompt,
+        "{s.completions_at_once} completions at once are no multiple of the "
+        "{s.completions_of_a_prompt} of each prompt that {s.method} compares, and TRL stops. "
+        "Change --batch, --grad-accum or --steps-per-generation, or name --num-generations",
     ),
     Idle(
         lambda s, _: s.steps_in_backward and s.max_grad_norm,
@@ -198,7 +200,7 @@ _ROWS = (
 )
 
 
-def idle_options(setup: TrainingOptions, capability: Capability) -> Iterator[str]:
+def idle_options(setup: TrainingRun, capability: Capability) -> Iterator[str]:
     """What to say of options without the effect that their names promise, in sentences.
 
     Args:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from memest.errors import ConfigError, not_legal
 
 if TYPE_CHECKING:
-    from memest.config.training_options import TrainingOptions
+    from memest.config.training_run import TrainingRun
 
 __all__ = [
     "DTYPES",
@@ -359,7 +359,7 @@ def _literal(text: str) -> Any:
         return text
 
 
-def check_own_parts(setup: TrainingOptions, module_inputs: ModuleInputs) -> None:
+def check_own_parts(setup: TrainingRun, module_inputs: ModuleInputs) -> None:
     """Refuse options that a loss or a step of the user's own does not go with.
 
     The loss of a shared sequence is the library's: every rank has a part of it.

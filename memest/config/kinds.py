@@ -159,6 +159,14 @@ class Method(enum.StrEnum):
         return self is Method.SUPERVISED
 
     @property
+    def is_in_trl_trainer(self) -> bool:
+        """Whether its trainer is in ``trl.trainer``, not in ``trl.experimental`` (TRL 1.16).
+
+        Those treat adapters alike, as SFTTrainer does; ORPO's and CPO's have peft prepare a base.
+        """
+        return not self.is_supervised and not self.makes_all_logits
+
+    @property
     def generates(self) -> bool:
         """Whether it learns from what the model writes in the run itself."""
         return self in (Method.GRPO, Method.RLOO, Method.ONLINE_DPO)

@@ -36,10 +36,7 @@ _SAYS: dict[str, str] = {
     "full": "nothing: all weights are trained unless adapters are named",
     "sft": "nothing: a supervised step is what is priced",
     **dict.fromkeys("use_vllm vllm".split(), "--engine vllm, or --engine server"),
-    **dict.fromkeys(
-        "num_generations rloo_k".split(),
-        "--batch N, which counts completions: how many answer one prompt changes no memory",
-    ),
+    "rloo_k": "--num-generations N; --batch counts completions, not prompts",
     "unsloth": "a script of Unsloth's as the question: memest fits train.py",
     **{name: _PREFERENCES.format(name.upper()) for name in ("ppo", "rlhf")},
     **{name: f"--method {name}" for name in "dpo ipo kto orpo cpo simpo grpo rloo".split()},

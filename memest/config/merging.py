@@ -17,7 +17,7 @@ from memest.config.data_loading import DataLoading
 from memest.config.deepspeed import ON_SAVE, read_deepspeed
 from memest.config.generation import Generation
 from memest.config.inputs import arguments_of
-from memest.config.kinds import Dtype, Method, read_method
+from memest.config.kinds import Dtype, LogProbs, Method, read_method
 from memest.config.length_files import lengths_of_dataset, read_lengths
 from memest.config.lengths import Batching, Lengths
 from memest.config.life import merge_life
@@ -79,10 +79,10 @@ def implied_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Values that options imply for others, unless those are named.
 
     Peft's preparation of a quantised base switches checkpointing on unless it is told not to
-    (:func:`prepares_base`). TRL's trainers load a model that they are given by name in float32
-    (``create_model_from_path`` of TRL 1.16, ``from_pretrained`` of transformers 4 before),
-    OnlineDPOTrainer alone as it was saved; what is quantised comes from a ``from_pretrained`` of
-    the user's own.
+    (:func:`prepares_base`), which TRL's own trainers do not ask for. They load a model that they
+    are given by name in float32 (``create_model_from_path`` of TRL 1.16, ``from_pretrained`` of
+    transformers 4 before), OnlineDPOTrainer alone as it was saved; what is quantised comes from a
+    ``from_pretrained`` of the user's own.
     """
 
     def is_on(name: str) -> bool:
@@ -95,13 +95,19 @@ def implied_options(options: Mapping[str, Any]) -> dict[str, Any]:
     is_quantised = options.get("quantization") is not None or any(map(is_on, _OF_BASES))
     if in_full and not is_quantised:
         out["dtype"] = Dtype.FLOAT32.value
-    if is_quantised and _is_prepared(options):
+    by_trl = method.is_in_trl_trainer and options.get("log_probs") in (None, LogProbs.FUSED)
+    if is_quantised and _is_prepared(options, by_trl=by_trl):
         out["checkpointing"] = "full"
     return out
 
 
-def _is_prepared(options: Mapping[str, Any]) -> bool:
-    """Whether peft prepares the base that options of a run name."""
+def _is_prepared(options: Mapping[str, Any], *, by_trl: bool) -> bool:
+    """Whether peft prepares the base that options of a run name.
+
+    Args:
+        options: as they were given.
+        by_trl: adapters are those of TRL's own trainers.
+    """
     values = dict(options)
     try:
         _expand_qlora(values, None)
@@ -109,7 +115,8 @@ def _is_prepared(options: Mapping[str, Any]) -> bool:
         _merge_quantization(values, None)
     except ConfigError:
         return False  # which is said where they are merged for good
-    return prepares_base(values.get("quantization"), values.get("adapter"))
+    adapts = values.get("adapter") is not None and not by_trl
+    return prepares_base(values.get("quantization"), adapts=adapts)
 
 
 def _take_parts(values: dict[str, Any], field: str) -> dict[str, Any]:
@@ -237,6 +244,9 @@ def _merge_adapter(values: dict[str, Any], base: Setup | None) -> None:
     parts = {name: values.pop(name) for name in names if name in values}
     parts |= _take_parts(values, "adapter")
     adapter = values.pop("adapter", None)
+    cast = None if adapter is None else read_adapter(adapter).autocast_adapter_dtype
+    if cast is not None:
+        parts.setdefault("autocast_adapter_dtype", cast)
     # a switch that is off says nothing where there is nothing to switch
     given_parts = {
         name: v for name, v in parts.items() if v is not False or name.startswith("auto")

@@ -6,7 +6,7 @@ in the rows.
 
 from __future__ import annotations
 
-from memest.config.kinds import LogProbs, Loop, Method, Strategy, Task
+from memest.config.kinds import Fsdp, LogProbs, Loop, Method, Strategy, Task
 from memest.config.pair import Pair
 from memest.config.quantization import Format
 from memest.config.rollouts import Engine
@@ -34,6 +34,32 @@ METHOD_PAIRS = (
         lambda s: s.precompute_ref_log_probs and not s.method.has_reference,
         "{s.method} has no reference model",
         "Leave it out, or write --method dpo, ipo or kto.",
+    ),
+    Pair(
+        "method supervised",
+        "--sync-ref-model without a reference model of its own",
+        lambda s: s.sync_ref_model and not s.has_reference_model,
+        "TRL stops there: with adapters, --precompute-ref-log-probs or --kl-beta 0 it keeps none",
+        "Drop --sync-ref-model.",
+    ),
+    Pair(
+        "method",
+        "--sync-ref-model and --method {s.method}",
+        lambda s: s.sync_ref_model and s.method.writes_pairs,
+        "its trainer has no such option",
+        "Drop --sync-ref-model.",
+    ),
+    Pair(
+        "method",
+        "--sync-ref-model and --fsdp shard_grad_op",
+        lambda s: (
+            s.sync_ref_model
+            and s.distributed.strategy is Strategy.FSDP
+            and s.distributed.fsdp is Fsdp.SHARD_GRAD_OP
+        ),
+        "the reference's weights stay gathered and the model's do not, and torch stops at adding "
+        "one to the other",
+        "Write --fsdp full_shard, or drop --sync-ref-model.",
     ),
     Pair(
         "supervised",

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import operator
 from collections.abc import Iterable, Mapping
 from enum import Enum
@@ -271,7 +272,16 @@ def samples_of_each(samples: int, setup: Setup) -> int:
             f"--effective-batch {samples} is shared by {ranks} GPUs, which have the same number "
             f"each: give a multiple, for example {' or '.join(near)}."
         )
-    return samples // ranks
+    of_each, number = samples // ranks, setup.completions_of_a_prompt
+    fixed = setup.rollouts is not None and setup.rollouts.steps_per_generation is not None
+    unit = setup.batch_unit * ranks if fixed else number
+    if samples % unit:
+        raise ConfigError(
+            f"--effective-batch {samples} leaves completions of a prompt apart, of which {number} "
+            f"are compared, and TRL stops: give a multiple of {math.lcm(unit, ranks)}, or "
+            "--num-generations as the run has it."
+        )
+    return of_each
 
 
 def no_gpu(command: str) -> ConfigError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from memest.config.installed import VERIFIED, installed_version, release
 from memest.config.optimizers import facts_of
-from memest.config.training_options import TrainingOptions
+from memest.config.training_run import TrainingRun
 from memest.errors import MissingDependencyError
 
 __all__ = [
@@ -155,7 +155,7 @@ def library_needed(optim: str) -> Need | None:
     return library_of(optim) if facts_of(optim).package else None
 
 
-def needs_of(setup: TrainingOptions) -> Iterator[Need]:
+def needs_of(setup: TrainingRun) -> Iterator[Need]:
     """What the traces of a setup need beside torch and transformers, in the order of its use."""
     quantization = setup.quantization
     if quantization is not None:

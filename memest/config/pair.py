@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from memest.config.training_options import TrainingOptions
+from memest.config.training_run import TrainingRun
 
 __all__ = ["Pair"]
 
@@ -23,6 +23,6 @@ class Pair(NamedTuple):
 
     groups: str
     label: str
-    applies: Callable[[TrainingOptions], object]
+    applies: Callable[[TrainingRun], object]
     why: str = ""
     remedy: str = ""

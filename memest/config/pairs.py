@@ -25,25 +25,25 @@ from memest.config.method_pairs import METHOD_PAIRS
 from memest.config.optimizers import facts_of
 from memest.config.pair import Pair
 from memest.config.quantization import Format
-from memest.config.training_options import TrainingOptions
+from memest.config.training_run import TrainingRun
 from memest.errors import ConfigError
 
 __all__ = ["refuse_pairs"]
 
 
-def _another_adapter(s: TrainingOptions) -> bool:
+def _another_adapter(s: TrainingRun) -> bool:
     return s.adapter is not None and s.adapter.method != "lora"
 
 
-def _asks_for_modules(s: TrainingOptions) -> bool:
+def _asks_for_modules(s: TrainingRun) -> bool:
     return facts_of(s.optimizer).by_module
 
 
-def _is_4bit(s: TrainingOptions) -> bool:
+def _is_4bit(s: TrainingRun) -> bool:
     return s.quantization is not None and s.quantization.format is Format.BNB_4BIT
 
 
-def _before_peft(s: TrainingOptions, minor: int) -> bool:
+def _before_peft(s: TrainingRun, minor: int) -> bool:
     return s.software.peft is not None and s.software.peft < (0, minor)
 
 
@@ -386,7 +386,7 @@ _PAIRS = (
 )
 
 
-def refuse_pairs(setup: TrainingOptions, flag: str, *groups: str) -> None:
+def refuse_pairs(setup: TrainingRun, flag: str, *groups: str) -> None:
     """Refuse what does not go together with an option of a setup.
 
     Args:

@@ -6,13 +6,14 @@ from memest.config.installed import installed_version
 from memest.config.kinds import SDPA, Fsdp, Loop, Precision, Strategy, Task
 from memest.config.pairs import refuse_pairs
 from memest.config.parallelism import check_stages_task
-from memest.config.training_options import SHARDS_AT_LOAD, TrainingOptions
+from memest.config.training_options import SHARDS_AT_LOAD
+from memest.config.training_run import TrainingRun
 from memest.errors import ConfigError
 
 __all__ = ["check_parallel"]
 
 
-def check_parallel(setup: TrainingOptions) -> None:
+def check_parallel(setup: TrainingRun) -> None:
     """Refuse what does not go together, is not priced together, or does not run.
 
     Raises:
@@ -28,7 +29,7 @@ def check_parallel(setup: TrainingOptions) -> None:
         rule(setup)
 
 
-def _check_shared_model(setup: TrainingOptions) -> None:
+def _check_shared_model(setup: TrainingRun) -> None:
     """A model that is spread over GPUs: its layers, its experts, or stages of it."""
     distributed = setup.distributed
     if distributed.pp == 1 and not distributed.shares_model:
@@ -53,7 +54,7 @@ def _check_shared_model(setup: TrainingOptions) -> None:
     refuse_pairs(setup, f"--{ways[0]}", "model", *ways, *sharing)
 
 
-def _check_shards_layers(setup: TrainingOptions) -> None:
+def _check_shards_layers(setup: TrainingRun) -> None:
     """Which releases shard by FSDP2 what ``--tp`` shares, under accelerate and the Trainer.
 
     Sources: ``Accelerator._prepare_tp`` of accelerate 1.12 to 1.15, which leaves layers of local
@@ -78,7 +79,7 @@ def _check_shards_layers(setup: TrainingOptions) -> None:
     )
 
 
-def _check_policy(setup: TrainingOptions) -> None:
+def _check_policy(setup: TrainingRun) -> None:
     """Mixed precision that FSDP2 is told to have (``MixedPrecisionPolicy``)."""
     distributed = setup.distributed
     if not distributed.fsdp_mixed_precision:
@@ -95,7 +96,7 @@ def _check_policy(setup: TrainingOptions) -> None:
     refuse_pairs(setup, flag, "policy")
 
 
-def _check_ulysses(setup: TrainingOptions) -> None:
+def _check_ulysses(setup: TrainingRun) -> None:
     """Sequences that several GPUs share by DeepSpeed's Ulysses."""
     distributed = setup.distributed
     degree = distributed.sp
@@ -117,7 +118,7 @@ def _check_ulysses(setup: TrainingOptions) -> None:
     )
 
 
-def _check_context_parallel(setup: TrainingOptions) -> None:
+def _check_context_parallel(setup: TrainingRun) -> None:
     """Sequences that several GPUs share by ring attention.
 
     Head and tail of a sequence are dealt out in ``2 * cp`` equal pieces. torch 2.13 shares other
@@ -149,7 +150,7 @@ def _check_context_parallel(setup: TrainingOptions) -> None:
     )
 
 
-def _check_sequence_parallel(setup: TrainingOptions) -> None:
+def _check_sequence_parallel(setup: TrainingRun) -> None:
     """Activations that the GPUs of ``--tp`` share along the sequence, in equal parts.
 
     ``parallelize_hf_transformers`` of torchtitan asserts that they are.
@@ -178,7 +179,7 @@ def _check_sequence_parallel(setup: TrainingOptions) -> None:
     )
 
 
-def _check_length(setup: TrainingOptions, pieces: int, why: str) -> None:
+def _check_length(setup: TrainingRun, pieces: int, why: str) -> None:
     """A length that equal pieces do not make is refused, and the nearest are named."""
     length = setup.seq_len
     if length is None or length % pieces == 0:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memest.config.kinds import Task
-from memest.config.training_options import TrainingOptions
+from memest.config.training_run import TrainingRun
 from memest.errors import ConfigError
 
 __all__ = [
@@ -118,7 +118,7 @@ def max_targets(config: Any) -> int | None:
     return next((value for value in values if isinstance(value, int)), None)
 
 
-def length_limit(config: Any, setup: TrainingOptions) -> tuple[int | None, str]:
+def length_limit(config: Any, setup: TrainingRun) -> tuple[int | None, str]:
     """The longest sample that a model of text takes beside what a setup adds, and what bounds it.
 
     None where there is no bound.
@@ -155,9 +155,7 @@ def check_length(option: str, length: float | None, limit: float | None, what: s
         )
 
 
-def check_lengths(
-    values: Mapping[str, Any], auto_class: str | None, setup: TrainingOptions
-) -> None:
+def check_lengths(values: Mapping[str, Any], auto_class: str | None, setup: TrainingRun) -> None:
     """Refuse lengths of which a ``config.json`` alone tells that they are too long.
 
     What it does not tell (of images, of sound, of limits that only the code has) is told by the

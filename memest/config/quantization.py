@@ -330,15 +330,19 @@ _NOT_MODELLED = (
 )
 
 
-def prepares_base(quantization: Quantization | None, adapter: object | None) -> bool:
+def prepares_base(quantization: Quantization | None, *, adapts: bool) -> bool:
     """Whether ``peft.prepare_model_for_kbit_training`` is called for a base.
 
     It is where somebody says so, and where nobody does, beside adapters. Its
     ``use_gradient_checkpointing`` is on unless named (``utils/other.py`` of peft 0.4 to 0.21).
+
+    Args:
+        quantization: of the base; None for none.
+        adapts: adapters train beside it, and not by TRL's own trainers, which do without.
     """
     if quantization is None:
         return False
-    return adapter is not None if quantization.prepare is None else quantization.prepare
+    return adapts if quantization.prepare is None else quantization.prepare
 
 
 def own_quantization(

@@ -39,6 +39,8 @@ class Rollouts:
         completion_len: tokens of a completion, the end of ``--seq-len``; None for half of it.
         kl_beta: weight of the divergence from the reference model, which is not there where it
             is 0; None for the method's own.
+        num_generations: completions of a prompt; None for the method's own. What is written at
+            once holds whole prompts, so it is a multiple.
         steps_per_generation: micro-batches whose completions are written at once; None for those
             of an optimizer step.
         engine: who writes them.
@@ -60,6 +62,12 @@ class Rollouts:
         "Weight of the divergence from the reference model, which 0 does without; left out, 0 for "
         "grpo and 0.05 for rloo.",
         "--kl-beta BETA",
+    )
+    num_generations: int | None = option(
+        None,
+        "Completions of one prompt, which divide what is written at once and change no memory; "
+        "left out, 8 for grpo and 2 for rloo.",
+        between=(2, _MAX_STEPS),
     )
     steps_per_generation: int | None = option(
         None,

@@ -42,8 +42,8 @@ from memest.config.training_options import (
     MAX_GRAD_ACCUM,
     MAX_IMAGE_SIZE,
     OPTIMIZERS,
-    TrainingOptions,
 )
+from memest.config.training_run import TrainingRun
 from memest.errors import ConfigError, not_legal
 
 __all__ = [
@@ -70,7 +70,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup(TrainingOptions):
+class Setup(TrainingRun):
     """One training configuration: options with their values in the types of their fields.
 
     docs/options.md says what each of the fields is.
@@ -124,7 +124,7 @@ class Setup(TrainingOptions):
             for pattern in patterns:
                 check_pattern(flag, pattern)
         if self.adapter is not None:
-            set_field(self, "adapter", _adapter(self.adapter, self.software))
+            self._settle_adapter(read_adapter(self.adapter))
         if self.quantization is not None:
             set_field(self, "quantization", read_quantization(self.quantization))
         if self.quantization is not None and self.prepare_kbit is not None:
@@ -140,6 +140,15 @@ class Setup(TrainingOptions):
         set_field(self, "torch_compile_backend", read_backend(self.torch_compile_backend))
         check(self)
 
+    def _settle_adapter(self, adapter: Adapter) -> None:
+        """The dtype of adapters: where nobody says, TRL's trainer does, or the release of peft."""
+        if adapter.autocast_adapter_dtype is None:
+            casts = release_default("autocast_adapter_dtype", self.software).value == "true"
+            if self.must_reenter and self.quantization is None:  # adapters of TRL's under ZeRO-3
+                casts = False
+            adapter = replace(adapter, autocast_adapter_dtype=casts)
+        object.__setattr__(self, "adapter", adapter)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, in the order of the fields."""
         values = plain_values(self)
@@ -153,15 +162,6 @@ class Setup(TrainingOptions):
         if self.life is None or not self.life.is_asked:
             del values["life"]
         return values | distributed
-
-
-def _adapter(source: Any, software: Software) -> Adapter:
-    """An adapter whose dtype is settled: where nobody says, the release of peft does."""
-    adapter = read_adapter(source)
-    if adapter.autocast_adapter_dtype is not None:
-        return adapter
-    casts = release_default("autocast_adapter_dtype", software).value == "true"
-    return replace(adapter, autocast_adapter_dtype=casts)
 
 
 def _dtype_name(value: Any) -> Any:

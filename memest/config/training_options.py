@@ -1,8 +1,9 @@
 """What a training run looks like: every option of it is a field, declared here and nowhere else.
 
 The command line, its help, Python's keywords, the readers of other tools' files, the explorer and
-docs/options.md are made of these declarations (:mod:`memest.config.option_table`). Checked, and
-with its values in their types, a run is a :class:`memest.config.setup.Setup`.
+docs/options.md are made of these declarations (:mod:`memest.config.option_table`). What follows
+from them is in :mod:`memest.config.training_run`. Checked, and with its values in their types, a
+run is a :class:`memest.config.setup.Setup`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from memest.config.adapter import Adapter
 from memest.config.compilation import DEFAULT_CHUNKS, FUSED_LOSSES
 from memest.config.data_loading import DataLoading
 from memest.config.generation import Generation
-from memest.config.installed import installed_version
 from memest.config.kinds import (
     Attention,
     Dtype,
@@ -29,12 +29,11 @@ from memest.config.kinds import (
 )
 from memest.config.lengths import Batching
 from memest.config.life import Life
-from memest.config.optimizers import OPTIMIZER_FACTS, facts_of
+from memest.config.optimizers import OPTIMIZER_FACTS
 from memest.config.option import Kind, Panel, legal_values, option
-from memest.config.parallelism import ONE_GPU, Distributed, Strategy
-from memest.config.quantization import Quantization, prepares_base
-from memest.config.release_defaults import PREPARED, release_default
-from memest.config.rollouts import Engine, Rollouts
+from memest.config.parallelism import ONE_GPU, Distributed
+from memest.config.quantization import Quantization
+from memest.config.rollouts import Rollouts
 from memest.config.software import Software
 
 __all__ = [
@@ -60,7 +59,7 @@ OPTIMIZERS = {name: facts.about for name, facts in OPTIMIZER_FACTS.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOptions:
-    """What is asked of a training run on one GPU or several, and what follows from it.
+    """What is asked of a training run on one GPU or several.
 
     Attributes:
         generation: a ``generate`` that follows the last step; None = none.
@@ -135,6 +134,12 @@ class TrainingOptions:
         "What the reference model says of all answers is computed before training begins: no "
         "second model stays in memory.",
         "--precompute-ref-log-probs precompute_ref_logps",
+    )
+    sync_ref_model: bool = option(
+        False,
+        "The reference model follows the one that trains (TRL's sync_ref_model): ZeRO-3 gathers "
+        "all weights of both for it, nothing else takes memory for it.",
+        traced=False,
     )
     num_labels: int | None = option(
         None, "Classes of a classification head; left out, the model's own.", between=(1, 1 << 24)
@@ -397,240 +402,3 @@ class TrainingOptions:
     )
     num_steps: int = option(3, "Optimizer steps to simulate.", "--steps", between=(1, 1000))
     distributed: Distributed = ONE_GPU
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether the run asks a reference: another model, or this one with its adapters off."""
-        if self.rollouts is not None and not self.method.has_reference:
-            return bool(self.rollouts.kl_beta)
-        return self.method.has_reference and not self.precompute_ref_log_probs
-
-    @property
-    def has_reference_model(self) -> bool:
-        """Whether that is another model, as large as the one that is trained."""
-        return self.has_reference and self.adapter is None
-
-    @property
-    def optimizer(self) -> str:
-        """The name of the optimizer, that of the release where none was named."""
-        if self.optim != "auto":
-            return self.optim
-        name = release_default("optim", self.software).value
-        # what transformers carried itself was the Trainer's choice alone
-        return name if self.loop is Loop.TRAINER or name != "adamw_hf" else "adamw_torch"
-
-    @property
-    def loaded_dtype(self) -> Dtype:
-        """The dtype that ``from_pretrained`` gives weights; AUTO for that of the config.
-
-        What bitsandbytes and GPTQ leave as it is became float16 before transformers 5
-        (``update_torch_dtype`` of their quantizers).
-        """
-        if self.dtype is not Dtype.AUTO:
-            return self.dtype
-        dtype = Dtype(release_default("dtype", self.software).value)
-        return Dtype.FLOAT16 if dtype is not Dtype.AUTO and self.quantization else dtype
-
-    @property
-    def steps_in_backward(self) -> bool:
-        """Whether the optimizer steps in backward, so that gradients never pile up."""
-        return self.optim_in_backward or facts_of(self.optimizer).layerwise
-
-    @property
-    def effective_batch(self) -> int:
-        """Samples of one optimizer step, on all GPUs that have batches of their own."""
-        return self.batch * self.grad_accum * self.distributed.data_ranks
-
-    @property
-    def clip_norm(self) -> float:
-        """The norm to which gradients are clipped, 0 for none.
-
-        The Trainer clips at 1.0 unless told otherwise; scripts do not clip unless told to.
-        """
-        if self.optimizer == "none":
-            return 0.0
-        return self._usual_norm if self.max_grad_norm is None else self.max_grad_norm
-
-    @property
-    def named_clip_norm(self) -> float | None:
-        """The norm, None where it is what the Trainer takes anyway: what tells updates apart."""
-        is_usual = self.loop is Loop.TRAINER and self.max_grad_norm == self._usual_norm
-        return None if is_usual else self.max_grad_norm
-
-    @property
-    def _usual_norm(self) -> float:
-        return 1.0 if self.loop is Loop.TRAINER else 0.0
-
-    @property
-    def may_accumulate(self) -> bool:
-        """Whether more than one micro-batch can make a step."""
-        return not self.steps_in_backward or facts_of(self.optimizer).accumulates
-
-    @property
-    def recomputes_reentrantly(self) -> bool:
-        """Whether layers are recomputed, and by reentrant checkpoints."""
-        if self.checkpointing == "none":
-            return False
-        if self.use_reentrant is not None:
-            return self.use_reentrant
-        among = self.who_recomputes
-        return release_default("use_reentrant", self.software, among).value == "true"
-
-    @property
-    def who_recomputes(self) -> str:
-        """Who switches checkpointing on, as the table of releases asks for it.
-
-        A script that prepares its base leaves it to peft; the Trainer does it once more behind it.
-        """
-        return PREPARED if self.prepares_base and self.loop is not Loop.TRAINER else ""
-
-    @property
-    def prepares_base(self) -> bool:
-        """Whether ``peft.prepare_model_for_kbit_training`` is called for a quantised base."""
-        return prepares_base(self.quantization, self.adapter)
-
-    @property
-    def finds_unused_parameters(self) -> bool:
-        """Whether DDP looks for parameters that a forward did not use.
-
-        Source: ``Trainer._build_accelerator_args`` of transformers 5.23: everywhere but with
-        activation checkpointing; elsewhere, and around stages of a pipeline, which are a script's,
-        DDP's own default, which is not to.
-        """
-        setting = self.distributed.ddp_find_unused_parameters
-        if self.distributed.strategy is not Strategy.DDP or self.distributed.pp > 1:
-            return False
-        if setting is not None:
-            return setting
-        return self.loop is Loop.TRAINER and self.checkpointing == "none"
-
-    @property
-    def computes_in_half(self) -> bool:
-        """Whether FSDP or DeepSpeed hold half-precision copies of parameters to compute with.
-
-        In place of autocast: accelerate gives ``fully_shard`` a ``MixedPrecisionPolicy``, and
-        DeepSpeed's engine converts the model. A script's own FSDP2, and transformers', have
-        autocast unless they say so, and a pipeline is always a script's.
-        """
-        if self.precision is Precision.FP32:
-            return False
-        if self.distributed.strategy is Strategy.FSDP:
-            own = self.loop is Loop.PLAIN or self.distributed.pp > 1 or self.is_sharded_at_load
-            return self.distributed.fsdp_mixed_precision if own else True
-        return self.distributed.strategy is Strategy.ZERO
-
-    @property
-    def is_sharded_at_load(self) -> bool:
-        """Whether ``from_pretrained`` shards the model, layers and the rest by FSDP2.
-
-        ``DistributedConfig(tp_size=..., fsdp_size=...)``, which accelerate and the Trainer leave as
-        it is: ``is_distributed_loading_by_transformers`` of transformers 5.23. Where an earlier
-        release is declared, accelerate's own FSDP2 shards.
-        """
-        distributed = self.distributed
-        if self.loop is Loop.PLAIN or distributed.tp == 1 or distributed.pp > 1:
-            return False
-        version = self.software.transformers or installed_version("transformers")
-        return (
-            distributed.strategy is Strategy.FSDP and (version or SHARDS_AT_LOAD) >= SHARDS_AT_LOAD
-        )
-
-    @property
-    def scores_by_fused_head(self) -> bool:
-        """Whether a method has log-probabilities tile by tile, without all logits at once."""
-        if self.method.makes_all_logits:
-            return False
-        fused = self.method.has_reference and self.log_probs is LogProbs.FUSED
-        return self.method.generates or fused
-
-    @property
-    def writes_completions(self) -> bool:
-        """Whether the trained model itself writes the completions that it learns from."""
-        rollouts = self.rollouts
-        return self.method.generates and (rollouts is None or rollouts.engine is Engine.MODEL)
-
-    @property
-    def scores_own_completions(self) -> bool:
-        """Whether the model is asked what it said when it wrote, before the step.
-
-        RLOO always asks; GRPO where an engine wrote, to correct for it
-        (``vllm_importance_sampling_correction``), or where a step learns from completions that were
-        written before the last update.
-        """
-        return self.method is Method.RLOO or (
-            self.method is Method.GRPO and not self.writes_completions
-        )
-
-    @property
-    def head_is_gathered_by_loss(self) -> bool:
-        """Whether TRL's fused head gathers the weight that it reads (``full_tensor``).
-
-        accelerate finds no final norm in a model with adapters and makes the head an FSDP2 unit of
-        its own, which is gathered where it is called, and nobody calls it.
-        """
-        return (
-            self.distributed.strategy is Strategy.FSDP
-            and self.distributed.fsdp_version == 2
-            and self.adapter is not None
-            and self.loop is not Loop.PLAIN
-            and (self.scores_by_fused_head or self.fused_loss == "trl-fused")
-        )
-
-    @property
-    def autocasts_halves(self) -> bool:
-        """Whether the model runs in autocast on half-precision copies of its parameters.
-
-        ``Accelerator.prepare_model`` of accelerate 1.15 wraps the forward in autocast, and makes
-        float32 of its outputs, before it makes FSDP1 of the model; FSDP2's preparation does not
-        come there.
-        """
-        return self.computes_in_half and self.distributed.flattens
-
-    @property
-    def keeps_parameters(self) -> bool:
-        """``use_orig_params`` of FSDP1: the Trainer says yes, accelerate and torch no."""
-        setting = self.distributed.fsdp_use_orig_params
-        return self.loop is Loop.TRAINER if setting is None else setting
-
-    @property
-    def partitions_parameters(self) -> bool:
-        """Whether DeepSpeed partitions the parameters themselves (stage 3)."""
-        return self.distributed.zero == 3
-
-    @property
-    def partitions_whole_model(self) -> bool:
-        """Whether stage 3 gets a model that lies whole on every GPU, and partitions it there.
-
-        ``from_pretrained`` leaves ``zero.Init`` out where it quantises (``get_init_context`` of
-        transformers 5.23), so ``DeepSpeedZeRoOffload`` finds no parameter of its own.
-        """
-        return self.partitions_parameters and self.quantization is not None
-
-    @property
-    def is_built_in_parts(self) -> bool:
-        """Whether stage 3 partitions each parameter as the model is built (``zero.Init``)."""
-        return self.partitions_parameters and not self.partitions_whole_model
-
-    @property
-    def is_built_in_full(self) -> bool:
-        """Whether ``zero.Init`` makes float32 weights, whatever dtype the checkpoint has.
-
-        ``InsertPostInitMethodToModuleSubClasses._set_dtype`` of DeepSpeed 0.19.8 takes half
-        precision where the configuration enables it, and constructors cast to what it took. (What
-        is traced for a run in half precision has half weights and no precision.)
-        """
-        in_full = not self.computes_in_half and not self.dtype.is_half
-        return self.is_built_in_parts and in_full
-
-    @property
-    def has_linear_of_stage_3(self) -> bool:
-        """Whether ``zero.Init`` puts a function of its own in place of ``F.linear``."""
-        setting = self.distributed.zero_setting("memory_efficient_linear", True)
-        return self.partitions_parameters and bool(setting)
-
-    @property
-    def checkpoint_every(self) -> int:
-        """Every how many layers a checkpoint is made; 0 = no checkpointing."""
-        if self.checkpointing == "none":
-            return 0
-        return int(self.checkpointing.partition(":")[2] or 1)

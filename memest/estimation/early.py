@@ -83,7 +83,7 @@ def refuse_early(
 
 def _check_gradients(config: dict[str, Any], setup: Setup) -> None:
     """Whether the gradient scaler has kernels for gradients of what all weights are loaded in."""
-    part = setup.freeze or setup.frozen_parts or setup.cast_weights
+    part = setup.freeze or setup.frozen_parts or setup.casts
     if setup.adapter is None and setup.quantization is None and not part:
         check_scaled(setup, (text_dtype(config, setup),))
 

@@ -283,6 +283,7 @@ def _sharded_otherwise(
 _OF_METHODS = (
     "log_probs",
     "precompute_ref_log_probs",
+    "sync_ref_model",
     *(option.name for option in OPTIONS if option.field == "rollouts"),
 )
 """Options that are nothing without a method."""

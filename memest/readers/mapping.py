@@ -288,6 +288,12 @@ class DocumentKeys:
         read_value = ReadValue(option, value, origin, Level.DEFAULT, self.framework)
         self._values.append(replace(read_value, several_gpus=several_gpus))
 
+    def force_under_stage_3(self, option: str, value: Any, why: str) -> None:
+        """A value that the framework takes under ZeRO-3, whatever it is told."""
+        origin = f"{self.framework} under ZeRO-3 ({why})"
+        read_value = ReadValue(option, value, origin, Level.DEFAULT, self.framework, stage_3=True)
+        self._values.append(read_value)
+
     def set_from(self, name: str, key: Key) -> Any:
         """The value of a key as an option, or the framework's default; returns the key's."""
         value = getattr(self, key.read)(name)

@@ -189,6 +189,7 @@ def settle(
         flag_values.append(ReadValue("model", model, "MODEL", Level.FLAG))
     values = [each for reading in readings for each in reading.values]
     values = _without_overridden(values, flag_values)
+    values = _of_stage(values, flag_values)
     changes = {
         name: new for each in values if each.option == CHANGES for name, new in each.value.items()
     }
@@ -340,6 +341,15 @@ def _without_overridden(
     flags = {each.option for each in flag_values}
     overridden_options = {option for flag in flags for option in _OVERRIDES.get(flag, ())} - flags
     return [each for each in values if each.option not in overridden_options]
+
+
+def _of_stage(values: list[ReadValue], flag_values: list[ReadValue]) -> list[ReadValue]:
+    """Values without those that count under ZeRO-3 alone, or without those that they replace."""
+    stages = [each for each in (*values, *flag_values) if each.option == "zero"]
+    if not stages or str(_choose("zero", stages).value) != "3":
+        return [each for each in values if not each.stage_3]
+    forced = {each.option for each in values if each.stage_3}
+    return [each for each in values if each.stage_3 or each.option not in forced]
 
 
 def _same(first: Any, second: Any) -> bool:

@@ -40,7 +40,7 @@ from memest.readers.training_arguments import (
 )
 from memest.readers.values import Bounded, Either, KeyOrigin, Level, Saving
 
-__all__ = ["PREPARING", "predefined_config", "read_trl"]
+__all__ = ["PREPARING", "note_adapters", "predefined_config", "read_trl"]
 
 PREPARING = ("orpo", "cpo", "bco")
 """Trainers that have peft prepare a quantised base before they put adapters beside it."""
@@ -115,6 +115,8 @@ def read_trl(keys: DocumentKeys, *, method: str | None = None, own_loss: bool = 
         elif quantised and keys.value_of("peft") is not None:
             why = "adapters beside a quantised base are made so"
             keys.default("cast_weights", ("trainable=bfloat16",), why)
+        if trainer == "sft" and keys.value_of("peft") is not None:
+            note_adapters(keys, quantised=quantised, by_trainer=True)
         if trainer in PRICED_METHODS:
             _preference(keys, trainer)
         elif trainer != "sft":
@@ -140,6 +142,22 @@ def read_trl(keys: DocumentKeys, *, method: str | None = None, own_loss: bool = 
     )
     read_table(keys, replace(table, readers=(*readers, note_method)))
     note_length(keys)
+
+
+def note_adapters(keys: DocumentKeys, *, quantised: bool, by_trainer: bool) -> None:
+    """What ``SFTTrainer.__init__`` of TRL 1.16 does with adapters under ZeRO-3.
+
+    Of methods a setup knows it by itself (``TrainingRun.adapts_by_trl``).
+
+    Args:
+        keys: of the arguments.
+        quantised: the base is.
+        by_trainer: the trainer puts adapters beside it, not a call of ``get_peft_model``.
+    """
+    keys.force_under_stage_3("use_reentrant", True, "beside adapters, whatever is said")
+    if by_trainer and not quantised:
+        why = "adapters have the dtype of the base"
+        keys.force_under_stage_3("autocast_adapter_dtype", False, why)
 
 
 def _precision(keys: DocumentKeys) -> None:
@@ -207,7 +225,9 @@ def _preference(keys: DocumentKeys, trainer: str) -> None:
     method = "ipo" if trainer == "dpo" and losses == ["ipo"] else trainer
     origin = KeyOrigin(f"default of {keys.framework} ({trainer})", Level.FILE)
     keys.set_at("method", method, origin)
-    keys.set_from("precompute_ref_log_probs", Key("precompute_ref_log_probs", "enabled"))
+    for name in ("precompute_ref_log_probs", "sync_ref_model"):
+        if keys.set_from(name, Key(name, "enabled")) is None and name in keys.document:
+            keys.ignore(name, "off")
     if keys.on("use_liger_loss"):  # before TRL called it use_liger_kernel
         keys.miss("use_liger_loss", Either(WITHOUT_LIGER))
     if trainer in _GENERATING:
@@ -243,7 +263,8 @@ def _rollouts(keys: DocumentKeys, *, writes_pairs: bool) -> None:
         keys.miss("ds3_gather_for_generation", Saving(why))
     if not writes_pairs:
         keys.set_from("beta", Key("kl_beta", "scalar"))
-        keys.set_from("steps_per_generation", Key("steps_per_generation", "whole"))
+        for name in ("num_generations", "steps_per_generation"):
+            keys.set_from(name, Key(name, "whole"))
         _generation_batch(keys)
     if not shares:
         keys.pass_over(_OF_ENGINES, "no engine shares the GPU")
@@ -365,7 +386,7 @@ _OF_METHODS = by_key(
     {
         "of the way of training that is named": """num_generations reward_funcs reward_weights
             vllm_mode desirable_weight undesirable_weight center_rewards_coefficient loss_type
-            precompute_ref_log_probs rpo_alpha sync_ref_model max_prompt_length
+            precompute_ref_log_probs rpo_alpha max_prompt_length
             max_completion_length temperature top_p top_k min_p repetition_penalty num_iterations
             epsilon epsilon_high scale_rewards vllm_gpu_memory_utilization vllm_server_host
             vllm_server_port vllm_server_base_url mask_truncated_completions reference_free

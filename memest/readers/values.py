@@ -67,6 +67,7 @@ class ReadValue:
         checked: it is DeepSpeed's, and the Trainer stops where its own value differs
             (``HfTrainerDeepSpeedConfig.fill_match`` of transformers 5.23).
         several_gpus: it counts where there are several GPUs.
+        stage_3: it counts under ZeRO-3 alone, and there whatever else was read of its option.
     """
 
     option: str
@@ -76,6 +77,7 @@ class ReadValue:
     by: str = ""
     checked: bool = False
     several_gpus: bool = False
+    stage_3: bool = False
 
 
 COPIES = "copies of shards"

@@ -268,8 +268,9 @@ def _method(setup: Setup) -> str:
         return f"{words}, reference computed before"
     if not setup.has_reference:
         return words
-    adapted = setup.adapter is not None
-    return f"{words}, {'reference without the adapters' if adapted else 'with a reference model'}"
+    if setup.adapter is not None:
+        return f"{words}, reference without the adapters"
+    return f"{words}, with a reference model{' that follows' if setup.sync_ref_model else ''}"
 
 
 def _rollouts(rollouts: Rollouts, seq_len: int | None) -> str:
@@ -419,8 +420,8 @@ def setup_items(setup: Setup, *, times: str = "×") -> list[str]:
         items.append(f"frozen: {', '.join(setup.freeze)}")
     if setup.frozen_parts:
         items.append(f"parts that do not train: {', '.join(setup.frozen_parts)}")
-    if setup.cast_weights:
-        items.append(f"dtypes after loading: {', '.join(setup.cast_weights)}")
+    if setup.casts:
+        items.append(f"dtypes after loading: {', '.join(setup.casts)}")
     items.append(_LOOPS[setup.loop])
     items.extend(_parallelism_items(setup))
     versions = setup.software.to_dict()

@@ -253,6 +253,8 @@ class Finder:
     is_exact = False
     """Whether a step must have the samples asked for and no more: trainers that write completions
     stop where ``num_generations`` does not divide what they write at once."""
+    unit = 1
+    """What a micro-batch must be a multiple of."""
 
     def __init__(self, probe: Probe, samples: int) -> None:
         self.probe = probe
@@ -260,6 +262,7 @@ class Finder:
         rollouts = probe.profile.setup.rollouts
         self.shares_gpu = rollouts is not None and rollouts.engine is Engine.VLLM
         self.is_exact = probe.profile.setup.method.generates
+        self.unit = probe.profile.setup.batch_unit
 
     def at(self, combo: Combo, batch: int, grad_accum: int | None = None) -> Candidate:
         """A combination with a micro-batch; accumulation makes up the rest, rounded up."""
@@ -285,7 +288,7 @@ class Finder:
         steps = self._split(surely)[1] if surely else self.samples + 1
         if maybe > surely and self._split(maybe)[1] < steps:
             candidates += self._plans(combo, maybe)[:1]
-        return [*(candidates or [self.at(combo, 1)]), *self._with_less(combo, surely)]
+        return [*(candidates or [self.at(combo, self.unit)]), *self._with_less(combo, surely)]
 
     def _with_less(self, combo: Combo, surely: int) -> list[Candidate]:
         """What surely fits with fewer steps once the engine on the GPU takes less than asked for.
@@ -316,7 +319,7 @@ class Finder:
         """What would fill the GPU better: as few accumulation steps less as there can be."""
         steps = candidate.grad_accum - 1
         if self.is_exact:
-            steps = next(n for n in range(steps, 0, -1) if self.samples % n == 0)
+            steps = next(n for n in range(steps, 0, -1) if self.samples % (n * self.unit) == 0)
         return self.at(candidate.combo, -(-self.samples // steps), steps)
 
     def _split(self, largest: int) -> tuple[int, int]:
@@ -328,7 +331,8 @@ class Finder:
         return -(-self.samples // steps), steps
 
     def _largest_divisor(self, largest: int) -> int:
-        return max(d for d in range(1, largest + 1) if self.samples % d == 0)
+        sizes = range(self.unit, largest + 1, self.unit)
+        return max((size for size in sizes if self.samples % size == 0), default=self.unit)
 
     def _largest(self, combo: Combo, holds: Callable[[Candidate], bool], floor: int = 0) -> int:
         """The largest micro-batch up to the effective batch for which something holds; 0 if none.

@@ -384,7 +384,8 @@ class _SizeSearch:
         search = replace(self, request=request, start=max(safe or largest, 1), highest=samples)
         runs, fits = search._largest(SizeTrials(self.profiler, request, self.of, 1, target))
         largest_size = fits or runs
-        sizes = [n for n in range(largest_size, 0, -1) if samples % n == 0]
+        unit = self.request.batch_unit
+        sizes = [n for n in range(largest_size, 0, -1) if samples % n == 0 and n % unit == 0]
         exact_batch = self._first_fitting(
             target, ((n, samples // n) for n in sizes), surely=fits > 0
         )

@@ -137,7 +137,9 @@ def _rank_stream(
             reference: Fsdp2 | Zero | Zero3 = _fsdp2_reference(asked, wrapper, setup)
         else:
             reference = _zero(asked, setup, reference_landmarks(landmarks), root=REFERENCE)
-        wrapper = WithReference(to=to, trained=wrapper, reference=reference)
+        both = [one.fetcher for one in (wrapper, reference) if isinstance(one, Zero3)]
+        synced = both if setup.sync_ref_model else ()
+        wrapper = WithReference(to=to, trained=wrapper, reference=reference, synced=synced)
     out = rewrite(stream, to, wrapper)
     if out.host_bytes:
         note = f"host memory of each process: {format_size(out.host_bytes)} of {wrapper.on_host}."
@@ -451,6 +453,7 @@ def update_setup(setup: Setup) -> Setup:
         method=Method.SUPERVISED,
         log_probs=LogProbs.FUSED,
         precompute_ref_log_probs=False,
+        sync_ref_model=False,
         rollouts=None,
         eval_batch=None,
         eval_samples=None,

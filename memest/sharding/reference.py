@@ -9,7 +9,7 @@ gathers and prefetches as the other does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from memest.errors import TraceError
@@ -27,6 +27,7 @@ from memest.events import (
 from memest.sharding.engine import ShardedRank, Wrapper
 from memest.sharding.fsdp import is_inside
 from memest.sharding.fsdp_units import UnitPlan
+from memest.sharding.zero3_fetch import Fetcher
 
 __all__ = [
     "REFERENCE_STREAM",
@@ -72,10 +73,13 @@ class WithReference(Wrapper):
     Attributes:
         trained: the rank's part of the model.
         reference: its part of the reference.
+        synced: what gathers both, where the reference takes the model's weights over after every
+            step; none where nothing is gathered for it.
     """
 
     trained: ShardedRank
     reference: ShardedRank
+    synced: Sequence[Fetcher] = ()
     _loaded: list[int] = field(default_factory=list)
     _loaded_again: list[int] = field(default_factory=list)
     _twins: dict[int, int] = field(default_factory=dict)
@@ -103,10 +107,23 @@ class WithReference(Wrapper):
     def begins(self, mark: Mark) -> None:
         """See :meth:`Wrapper.begins`: backwards and updates are none of the reference's."""
         self.trained.begins(mark)
+        if mark.phase is Phase.ZERO_GRAD:
+            self._sync()
 
     def leaves(self, phase: Phase) -> None:
         """See :meth:`Wrapper.leaves`."""
         self.trained.leaves(phase)
+
+    def _sync(self) -> None:
+        """``SyncRefModelCallback.sync_target_model`` of TRL 1.16, at the end of a step.
+
+        Under stage 3 all parameters of both are gathered at once, and partitioned into the shards
+        that there are; what is computed between is computed in place.
+        """
+        for fetcher in self.synced:
+            fetcher.gather_all()
+        for fetcher in self.synced:
+            fetcher.partition_all(forgets=False)
 
     def cue(self, kind: CueKind, index: int, number: int) -> None:
         """See :meth:`Wrapper.cue`; the reference is wrapped first."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memest.config.kinds import Attention, Loop, Precision, SdpaBackend
-from memest.config.training_options import TrainingOptions
+from memest.config.training_run import TrainingRun
 from memest.errors import UnfitGpuError
 from memest.workspaces.attention_choice import SdpaCall, why_not
 from memest.workspaces.operator_call import GpuTraits
@@ -37,7 +37,7 @@ def computes_in_bf16(capability: tuple[int, int]) -> bool:
     return capability >= _AMPERE
 
 
-def check_gpu(setup: TrainingOptions, gpu: GpuTraits) -> None:
+def check_gpu(setup: TrainingRun, gpu: GpuTraits) -> None:
     """Refuse what stops on a GPU before its first step is done.
 
     Args:
@@ -69,7 +69,7 @@ def check_flash_gpu(capability: tuple[int, int]) -> None:
         )
 
 
-def _check_emulated_bf16(setup: TrainingOptions, gpu: GpuTraits) -> None:
+def _check_emulated_bf16(setup: TrainingRun, gpu: GpuTraits) -> None:
     transformers = setup.software.transformers
     who = ""
     if gpu.torch < _EMULATED_SINCE:

@@ -425,7 +425,7 @@ def test_a_whole_trainer_allocates_the_same(asked, tmp_path):
         asked["args"] = asked.get("args", {}) | whole
         rollouts = Rollouts(completion_len=asked["completion"], kl_beta=asked["args"].get("beta"))
     real, config, tokens = _real(asked, tmp_path)
-    arguments, is_dpo = asked.get("args", {}), asked["method"] == "dpo"
+    arguments = asked.get("args", {})
     setup = Setup(
         method=asked["method"],
         batch=asked["batch"],
@@ -439,12 +439,9 @@ def test_a_whole_trainer_allocates_the_same(asked, tmp_path):
         adapter={"peft_type": "LORA", "r": 8, "target_modules": "all-linear"}
         if "lora" in asked
         else None,
-        # DPOTrainer makes adapters of a quantised base bfloat16, and prepares nothing
-        cast_weights=("trainable=bfloat16",) if asked.get("quantised") and is_dpo else (),
         quantization={
             "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
             "bnb_4bit_compute_dtype": asked["dtype"],
-            "prepare": not is_dpo,
         }
         if "quantised" in asked
         else None,
@@ -463,3 +460,15 @@ def test_a_whole_trainer_allocates_the_same(asked, tmp_path):
     assert len(phases) == 4 * setup.grad_accum
     assert len(trace.allocations(at_least=4096)) > 200
     assert differences(real, trace) == []
+
+
+def test_a_reference_that_follows_the_model_takes_nothing_for_it():
+    """Where nothing is sharded TRL's callback computes in place."""
+    callbacks = pytest.importorskip("trl.trainer.callbacks")
+    model, reference = torch.nn.Linear(512, 512), torch.nn.Linear(512, 512)
+
+    def run():
+        mark("sync")
+        callbacks.SyncRefModelCallback._sync_target_model(model, reference, 0.6)
+
+    assert measure(run).allocations(at_least=64) == []

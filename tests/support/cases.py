@@ -409,7 +409,8 @@ def twin(name: str, *, runs: bool = True, **kwargs: Any) -> Twin:
         if setup.checkpointing == "selective":
             checkpoint_by_operator(model, as_torchtitan=model is real)
         elif setup.checkpointing != "none":
-            model.gradient_checkpointing_enable({"use_reentrant": bool(setup.use_reentrant)})
+            reenters = bool(setup.use_reentrant) or setup.must_reenter
+            model.gradient_checkpointing_enable({"use_reentrant": reenters})
     if setup.neftune_noise_alpha is not None:
         add_noise(built_model.model, setup)
         if real is not None:
@@ -507,7 +508,7 @@ def _load_pretrained(built_model, real, setup):
             attn_implementation=built_model.attention,
         )  # fmt: skip
     real.train()
-    if quantization.prepare is not False and setup.adapter is not None:
+    if setup.prepares_base:
         real = peft.prepare_model_for_kbit_training(real, use_gradient_checkpointing=False)
     if setup.loop is Loop.TRAINER and hasattr(real.config, "use_cache"):
         real.config.use_cache = False
@@ -528,7 +529,7 @@ def _pack(built_model, real, setup):
             if isinstance(layer, GptqLinear):
                 real.set_submodule(name, reference_of(layer))
         real.quantization_method = setup.quantization.format.value
-        if setup.quantization.prepare is not False:
+        if setup.prepares_base:
             real = peft.prepare_model_for_kbit_training(real, use_gradient_checkpointing=False)
     return replace(built_model, loading=loading), real
 
@@ -539,7 +540,7 @@ def _with_adapters(built_model, real, setup):
     cast_weights(wrapper, setup)
     if real is not None:
         real = add_adapters(real, setup, wrapper.active_peft_config.task_type)
-        for cast in setup.cast_weights:
+        for cast in setup.casts:
             _cast_what_trains(real, getattr(torch, cast.removeprefix("trainable=")))
     return replace(built_model, wrapper=wrapper), real
 

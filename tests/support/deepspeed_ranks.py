@@ -59,7 +59,7 @@ def measured_rank(case: dict[str, Any], rank: int, meeting: str) -> Any:
     import torch
 
     from support.rank_processes import STEPS, join_group
-    from support.ranks import loss_of_setup, make_optimizer_of, plans_of
+    from support.ranks import loss_of_setup, make_optimizer_of, plans_of, setup_of_case
 
     backend = "gloo" if case.get("gloo") else "fake"
     join_group(backend, rank, case["ranks"], meeting)
@@ -74,6 +74,8 @@ def measured_rank(case: dict[str, Any], rank: int, meeting: str) -> Any:
     deepspeed.init_distributed(dist_backend=backend, dist_init_required=False)
     torch.manual_seed(0)
     options = {k: v for k, v in case["setup"].items() if k != "precision"}
+    asked = setup_of_case(case)  # where a trainer has it otherwise under ZeRO-3, that too
+    options |= {"adapter": asked.adapter, "use_reentrant": asked.recomputes_reentrantly or None}
     half = case["setup"].get("precision") == "bf16"
     twins = twin(case["model"], **{**options, "dtype": "bfloat16" if half else "float32"})
     setup, ways = twins.setup, case["spread"].get("sp", 1)
@@ -192,6 +194,9 @@ def _train_for_preference(
     from memest.trace.losses import objective as objectives
     from support.preference_ranks import train_for_preference
 
+    if twins.setup.adapter is not None and twins.setup.checkpointing != "none":
+        model.enable_input_require_grads()  # as TRL's trainers do
+
     def build_again(*_: Any) -> Any:
         return _build_in_parts(model, twins.setup, config).eval()
 
@@ -207,9 +212,20 @@ def _train_for_preference(
         train_for_preference(
             engine, objective, reference or engine.module, twins.setup, batches,
             # DeepSpeedEngineWrapper of accelerate
-            engine.set_gradient_accumulation_boundary, engine.backward, engine.step, lambda: None,
+            engine.set_gradient_accumulation_boundary, engine.backward, engine.step,
+            lambda: _sync(engine.module, reference, twins.setup),
             lambda: _hand_out(engine, twins.setup), engine.module,
         )  # fmt: skip
+
+
+def _sync(model: Any, reference: Any, setup: Any) -> None:
+    """TRL's own, as its callback does it at the end of a step."""
+    from trl.trainer import callbacks
+
+    if setup.sync_ref_model:
+        state = SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=3))
+        with mock.patch.object(callbacks, "AcceleratorState", return_value=state):
+            callbacks.SyncRefModelCallback.sync_target_model(model, reference, 0.6)
 
 
 def _hand_out(engine: Any, setup: Any) -> None:
@@ -223,7 +239,8 @@ def _hand_out(engine: Any, setup: Any) -> None:
     state = SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=3), fsdp_plugin=None)
     if setup.writes_completions:
         accelerator = SimpleNamespace(unwrap_model=lambda model: model.module, state=state)
-        with _unwrap_model_for_generation(engine, accelerator, True, {"use_reentrant": False}):
+        kwargs = {"use_reentrant": setup.recomputes_reentrantly}
+        with _unwrap_model_for_generation(engine, accelerator, True, kwargs):
             return
     backend = SimpleNamespace(gather_params=deepspeed.zero.GatheredParameters, is_fsdp=False)
     giver = SimpleNamespace(

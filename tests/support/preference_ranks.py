@@ -53,10 +53,20 @@ def _be_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
             train_for_preference(
                 model, objective, objective.reference or model, setup, batches,
                 bool if flattens else model.set_requires_gradient_sync,
-                lambda loss: loss.backward(), optimizer.step, model.zero_grad,
+                lambda loss: loss.backward(), optimizer.step,
+                lambda: _end_step(model, objective.reference, setup),
             )  # fmt: skip
 
     return measure_rank(run)
+
+
+def _end_step(model: Any, reference: Any, setup: Any) -> None:
+    """Drop gradients, and have the reference follow the model as TRL's callback has it."""
+    from trl.trainer.callbacks import SyncRefModelCallback
+
+    model.zero_grad()
+    if setup.sync_ref_model:
+        SyncRefModelCallback._sync_target_model(model, reference, 0.6)
 
 
 def _prepare_reference(reference: Any, setup: Any) -> None:

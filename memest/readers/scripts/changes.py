@@ -104,6 +104,8 @@ def _changes(found: Found, *, adapts: bool) -> Iterator[tuple[Call, str, str]]:
         elif call.receiver is not None and is_model(call.receiver):
             if name not in harmless and call.path != "()":
                 yield call, name, "what it makes of the model is not read: priced without"
+        elif call is found.reference:
+            continue  # a copy, which is priced
         elif call is not fit and _is_given(call, is_model) and not _is_known(call):
             what = "copies of the weights" if name in ("deepcopy", "copy") else ""
             yield call, name, what or "what it makes of the model is not read: priced without"

@@ -25,6 +25,16 @@ _NAME = "pretrained_model_name_or_path"
 _MAKES_OTHER_WEIGHTS = "dtype torch_dtype quantization_config load_in_4bit load_in_8bit".split()
 
 
+def _is_copy(call: Call) -> bool:
+    """Whether it copies the one thing that it is given, whole."""
+    alone = len(call.arguments) == 1 and not call.keywords
+    of_trl = call.name == "create_reference_model" and call.path.startswith("trl.")
+    return alone and (call.path == "copy.deepcopy" or of_trl)
+
+
+_CASTS = frozenset("half bfloat16 float double".split())
+
+
 def _is_made_alike(one: Call, other: Call) -> bool:
     """Whether two calls make weights of the same dtypes."""
     kinds = [
@@ -102,7 +112,13 @@ class Found:
             return None
         given, load = self.given_reference, self.load
         root = None if given is None else root_of(given.data)
-        if self.adapts or load is None or not isinstance(root, Call) or root not in self.loads:
+        if self.adapts or load is None or not isinstance(root, Call):
+            return None
+        if any(call.name in _CASTS and root_of(call.receiver) is root for call in self.calls):
+            return None
+        if _is_copy(root):
+            return root if root_of(root.arguments[0].data) is load else None
+        if root not in self.loads:
             return None
         own, other = root.argument(0, _NAME), load.argument(0, _NAME)
         same = own is not None and other is not None and own.data == other.data

@@ -40,7 +40,7 @@ from memest.readers.training_arguments import (
     read_peft_adapter,
     read_script_spellings,
 )
-from memest.readers.trl import PREPARING
+from memest.readers.trl import PREPARING, note_adapters
 from memest.readers.values import DocumentReading, Either, Saving, option_called
 
 __all__ = ["is_old_trl", "read_adapter", "read_loading"]
@@ -116,6 +116,9 @@ def read_loading(found: Found) -> tuple[DocumentReading, set[str]]:
         _name_entries(document)
         keys = document.keys()
         read_table(keys, _TABLE)
+        if found.adapts and _trainer_of_trl(found) == "sft":
+            quantised = _is_quantised(document)
+            note_adapters(keys, quantised=quantised, by_trainer=found.trainer_adapts)
     if load is not None and task:
         keys.set_at("task", task, document.origin(load.line, None, load.kind))
     return document.reading(keys), document.used
@@ -226,15 +229,18 @@ def _is_quantised(document: CallDocument) -> bool:
     return any(document.get(key) not in (None, False) for key in ("quantization_config", *names))
 
 
+def _trainer_of_trl(found: Found) -> str:
+    """The trainer of TRL's, as releases since 0.20 have it; "" where it is none."""
+    trainer = found.trainer
+    return "" if trainer is None or is_old_trl(found) else TRAINERS[trainer.name]
+
+
 def _cast(document: CallDocument, found: Found) -> None:
     """TRL's trainers make what trains beside a quantised base bfloat16 (``sft_trainer.py``)."""
-    quantised = _is_quantised(document)
-    trainer = found.trainer
-    if trainer is None or not TRAINERS[trainer.name] or is_old_trl(found):
+    trainer, kind = found.trainer, _trainer_of_trl(found)
+    if trainer is None or not kind or not _is_quantised(document) or not found.adapts:
         return
-    if not quantised or not found.adapts:
-        return
-    if TRAINERS[trainer.name] not in PREPARING:
+    if kind not in PREPARING:
         document.say("cast_weights", ["trainable=bfloat16"], trainer.line)
     elif not found.trainer_adapts and document.get("prepare_kbit"):
         # what the trainer makes bfloat16 again, it was not given
@@ -384,7 +390,9 @@ def read_adapter(found: Found) -> tuple[DocumentReading, set[str]]:
         keys = _adapter(document, value, call)
         cast = call.keywords.get("autocast_adapter_dtype")
         if cast is not None and isinstance(cast.data, bool) and keys.has("peft_type"):
-            keys.replace("autocast_adapter_dtype", cast.data)
+            document.say("autocast_adapter_dtype", cast.data, call.line)
+        elif _trainer_of_trl(found) and keys.has("peft_type"):
+            document.say("autocast_adapter_dtype", True, call.line)  # peft's own, not the trainer's
     if found.trainer is not None:
         value = found.trainer.keywords.get("peft_config")
         if value is not None and value.data is not None:

@@ -126,7 +126,9 @@ def _other_models(document: CallDocument, found: Found) -> None:
 
 def _reference_by_name(document: CallDocument, found: Found) -> None:
     """A reference that a trainer is to load itself, as TRL's did before 1.0, or nobody knows."""
-    given = found.given_reference
+    given, reference = found.given_reference, found.reference
+    if reference is not None and reference not in found.loads:
+        document.ignore(reference.line, reference.path, "the reference model, which is priced")
     if given is None or given.data is None or isinstance(given.data, Call):
         return
     if isinstance(given.data, str) and given.data == found.name:

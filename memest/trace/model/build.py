@@ -412,7 +412,7 @@ def cast_weights(model: torch.nn.Module, setup: Setup) -> None:
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if parameter.dtype.is_floating_point and id(parameter) not in packed
     ]
-    for pattern, dtype in read_casts(setup.cast_weights):
+    for pattern, dtype in read_casts(setup.casts):
         matches = [
             parameter
             for name, parameter in parameters

@@ -26,6 +26,7 @@ CASES = {
     "dpo hybrid": {"method": "dpo", "fsdp_shard_size": 2, "ranks": 4},
     "dpo half loaded": {"method": "dpo", **HALF, "dtype": "bfloat16"},
     "dpo mixture": {"method": "dpo", **HALF, "model": "mixtral"},
+    "dpo synced": {"method": "dpo", **HALF, "sync_ref_model": True},
     "ipo tied": {"method": "ipo", "model": "llama-tied"},
     "dpo gpt2": {"method": "dpo", "model": "gpt2"},
     "dpo lora": {"method": "dpo", "adapter": ADAPTER},

@@ -34,7 +34,9 @@ BY_PHASE = ("zero_3_t5",)
 
 @pytest.mark.slow(
     "zero_1_qlora", "zero_3_lora_read_checkpointing", "zero_3_dpo_half", "zero_3_dpo_qlora",
-    "zero_3_dpo_lora_checkpointing", "zero_3_dpo_offload", "zero_3_kto", "zero_3_reward",
+    "zero_3_dpo_lora_checkpointing", "zero_3_dpo_lora_half", "zero_3_dpo_offload",
+    "zero_3_dpo_synced_offload",
+    "zero_3_grpo_synced", "zero_3_kto", "zero_3_reward",
     "zero_3_grpo_half", "zero_3_grpo_lora", "zero_3_grpo_lora_written", "zero_3_grpo_offload",
     "zero_3_grpo_qlora", "zero_3_grpo_tied", "zero_3_rloo", "zero_3_rloo_alone",
 )  # fmt: skip

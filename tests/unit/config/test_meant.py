@@ -29,7 +29,7 @@ def test_others_say_nothing():
 
 @pytest.mark.parametrize(
     ("typed", "said"),
-    [("--use-vllm", "--engine vllm"), ("--num-generations", "--batch N, which counts completions")],
+    [("--use-vllm", "--engine vllm"), ("--rloo-k", "--num-generations N")],
 )
 def test_words_of_trainers_that_write_completions(typed, said):
     assert what_says(typed).startswith(said)

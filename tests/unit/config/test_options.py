@@ -284,6 +284,42 @@ def test_a_base_that_peft_prepares_is_recomputed_unless_told_otherwise(options, 
 
 
 @pytest.mark.parametrize(
+    ("options", "prepares", "casts"),
+    [
+        ({}, True, ()),
+        ({"method": "orpo"}, True, ()),
+        ({"method": "dpo"}, False, ("trainable=bfloat16",)),
+        ({"method": "grpo", "num_gpus": 2, "zero": 3}, False, ("trainable=bfloat16",)),
+        ({"method": "dpo", "log_probs": "float32"}, True, ()),
+        ({"method": "dpo", "prepare_kbit": True}, True, ("trainable=bfloat16",)),
+        ({"method": "dpo", "cast_weights": "norm=float32"}, False, ("norm=float32",)),
+    ],
+)
+def test_trl_s_own_trainers_prepare_no_base_and_cast_what_trains(options, prepares, casts):
+    setup = setup_from_options(qlora=True, **options)
+    assert (setup.prepares_base, setup.casts) == (prepares, casts)
+    assert (setup.checkpointing == "full") is prepares
+
+
+@pytest.mark.parametrize(
+    ("options", "casts"),
+    [
+        ({"zero": 3}, False),
+        ({"zero": 2}, True),
+        ({"zero": 3, "autocast_adapter_dtype": True}, True),
+        ({"zero": 3, "method": "orpo"}, True),
+        ({"zero": 3, "method": "supervised"}, True),
+    ],
+)
+def test_trl_s_own_trainers_leave_adapters_in_their_base_s_dtype_under_stage_3(options, casts):
+    asked = {"method": "dpo", "lora_r": 8, "num_gpus": 2, "checkpointing": True, **options}
+    setup = setup_from_options(**asked)
+    assert setup.adapter.autocast_adapter_dtype is casts
+    of_trl = options["zero"] == 3 and "method" not in options
+    assert setup.recomputes_reentrantly is of_trl
+
+
+@pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"lora_r": 0}, r"^--lora-r 0 is out of range: it must be a whole number, 1 to"),

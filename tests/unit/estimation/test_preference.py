@@ -87,6 +87,14 @@ REFUSED = [
     ({"method": "dop"}, "Did you mean 'dpo'"),
     ({"method": "ppo"}, "--unpriced ppo"),
     ({"method": "dpo", "loop": "plain"}, "TRL's trainer"),
+    ({"method": "orpo", "sync_ref_model": True}, "Drop --sync-ref-model"),
+    ({"method": "dpo", "sync_ref_model": True, "lora_r": 8}, "TRL stops there"),
+    ({"method": "grpo", "sync_ref_model": True}, "--kl-beta 0 it keeps none"),
+    ({"method": "online-dpo", "sync_ref_model": True}, "no such option"),
+    (
+        {"method": "dpo", "sync_ref_model": True, "num_gpus": 8, "fsdp": "shard_grad_op"},
+        "torch stops at adding",
+    ),
     ({"method": "orpo", "precompute_ref_log_probs": True}, "orpo has no reference model"),
     ({"log_probs": "logits"}, "--method dpo"),
     (

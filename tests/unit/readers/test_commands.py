@@ -197,6 +197,13 @@ def test_dpo_is_priced_with_its_reference(examples):
     assert not any("trl dpo" in words for words in run.setup.unpriced)
 
 
+def test_a_reference_of_trl_that_follows_the_model(examples):
+    run = read("trl dpo --model_name_or_path gpt2 --sync_ref_model --ref_model_sync_steps 64")
+    assert run.setup.sync_ref_model
+    with pytest.raises(ConfigError, match="Drop --sync-ref-model"):
+        read("trl grpo --model_name_or_path gpt2 --sync_ref_model true")
+
+
 def test_where_dpo_is_not_priced_that_is_said(examples):
     command = "trl dpo --model_name_or_path gpt2 --fsdp full_shard --num_processes 4"
     assert read(command).setup.method == "dpo"

@@ -931,6 +931,42 @@ SFTTrainer("gpt2", SFTConfig("o", max_length=64), train_dataset=d, peft_config=L
     assert options["prepare_kbit"] is False
 
 
+_ADAPTED = """
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+from trl import {0}Config, {0}Trainer
+model = AutoModelForCausalLM.from_pretrained("gpt2")
+args = {0}Config("o", deepspeed={{"zero_optimization": {{"stage": {1}}}}}, max_length=8,
+                 gradient_checkpointing_kwargs={{"use_reentrant": False}})
+{2}
+"""
+_BY_TRAINER = "{}Trainer(model, args=args, train_dataset=d, peft_config=LoraConfig(r=4)).train()"
+_BY_PEFT = "{}Trainer(get_peft_model(model, LoraConfig(r=4){}), args=args, train_dataset=d).train()"
+
+
+@pytest.mark.parametrize("trainer", ["SFT", "DPO"])
+@pytest.mark.parametrize(
+    ("stage", "made", "casts"),
+    [(3, _BY_TRAINER, False), (2, _BY_TRAINER, True), (3, _BY_PEFT, True),
+     (3, _BY_PEFT.replace("{})", ", autocast_adapter_dtype=False)"), False)],
+)  # fmt: skip
+def test_trl_leaves_adapters_in_the_dtype_of_their_base_under_stage_3(
+    tmp_path, trainer, stage, made, casts
+):
+    text = _ADAPTED.format(trainer, stage, made.format(trainer, ""))
+    setup = memest.read_command(
+        f"accelerate launch --num_processes 4 {_script(tmp_path, text)}"
+    ).setup
+    assert setup.adapter.autocast_adapter_dtype is casts
+    assert setup.recomputes_reentrantly is (stage == 3)
+
+
+def _script(folder, text):
+    path = folder / "train.py"
+    path.write_text(text)
+    return path
+
+
 def test_a_generation_in_the_loop_is_none_behind_it(tmp_path):
     text = """
 import torch

@@ -132,18 +132,27 @@ def test_a_reference_may_be_given_by_place(write):
         ("'gpt2'", ""),
         ("None", ""),
         ("'gpt2-xl'", "ref_model: gpt2-xl"),
+        ("copy.deepcopy(model)", ""),
+        ("copy.deepcopy(model).to('cuda').eval()", ""),
+        ("create_reference_model(model)", ""),
+        ("create_reference_model(model, num_shared_layers=6)", "create_reference_model"),
+        ("copy.deepcopy(model).half()", "copies of the weights"),
+        ("copy.deepcopy(other)", "further model"),
+        ("AutoModelForCausalLM.from_pretrained('gpt2').half()", "further model"),
         ("AutoModelForCausalLM.from_pretrained('gpt2', dtype='float16')", "further model"),
         ("AutoModelForCausalLM.from_pretrained('gpt2-xl')", "further model"),
     ],
 )
 def test_a_reference_that_is_another_model_is_named(write, reference, said):
     text = (
-        f"ref = {reference}\n"
+        "import copy\nfrom trl import create_reference_model\n"
+        + "other = AutoModelForCausalLM.from_pretrained('t5-small')\n" * ("other" in reference)
+        + f"ref = {reference}\n"
         "DPOTrainer(model, ref, DPOConfig('o', per_device_train_batch_size=2)).train()\n"
     )
     named = " ".join(read(write, text).setup.unpriced)
     assert said in named
-    assert bool(said) is any(word in named for word in ("ref_model", "further model"))
+    assert bool(said) is bool(named)
 
 
 QUANTISED = """\

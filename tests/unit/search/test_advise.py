@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 import memest
-from memest.config.options import setup_from_options
+from memest.config.options import samples_of_each, setup_from_options
 from memest.config.setup import Attention, Precision
 from memest.errors import ConfigError
 from memest.report.result import Verdict
@@ -314,6 +314,34 @@ def test_which_methods_keep_the_samples_exactly(method, is_exact):
     setup = setup_from_options(**({} if method == "sft" else {"method": method}))
     probe = SimpleNamespace(profile=SimpleNamespace(setup=setup))
     assert Finder(probe, 8).is_exact is is_exact
+
+
+@pytest.mark.parametrize(
+    ("options", "samples", "said"),
+    [
+        ({"method": "grpo"}, 7, "give a multiple of 8"),
+        ({"method": "grpo", "num_gpus": 3}, 36, "give a multiple of 24"),
+        ({"method": "rloo"}, 7, "give a multiple of 2"),
+        ({"method": "grpo", "steps_per_generation": 2}, 6, "give a multiple of 4"),
+        ({"method": "grpo", "num_generations": 7}, 7, ""),
+        ({"method": "grpo", "steps_per_generation": 8}, 3, ""),
+        ({"method": "online-dpo"}, 7, ""),
+    ],
+)
+def test_samples_hold_whole_prompts(options, samples, said):
+    setup = setup_from_options(**options)
+    if said:
+        with pytest.raises(memest.ConfigError, match=said):
+            samples_of_each(samples, setup)
+    else:
+        samples_of_each(samples, setup)
+
+
+def test_micro_batches_of_fixed_steps_hold_whole_prompts():
+    """Of 12 samples and 2 steps at once, 4 completions and 12 hold the 8 of a prompt."""
+    setup = setup_from_options(method="grpo", steps_per_generation=2)
+    finder = Finder(SimpleNamespace(profile=SimpleNamespace(setup=setup)), 12)
+    assert [finder._split(largest) for largest in (3, 6, 11, 12)] == [(4, 3)] * 3 + [(12, 1)]
 
 
 def test_a_plan_is_written_with_the_engine_it_has():
