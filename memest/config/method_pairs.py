@@ -134,6 +134,17 @@ METHOD_PAIRS = (
     ),
     Pair(
         "method",
+        "--fsdp {s.distributed.fsdp} with adapters and completions by the model itself",
+        lambda s: (
+            s.distributed.strategy is Strategy.FSDP
+            and s.writes_completions
+            and s.adapter is not None
+        ),
+        "generate goes around peft's model, which gathers the final norm, and torch stops",
+        "Write --engine vllm or server, or --zero 3.",
+    ),
+    Pair(
+        "method",
         "--fsdp {s.distributed.fsdp} with completions by the model itself",
         lambda s: s.distributed.strategy is Strategy.FSDP and s.writes_completions,
         "every token gathers the weights anew; --engine vllm and server are priced",
@@ -153,11 +164,15 @@ METHOD_PAIRS = (
     ),
     Pair(
         "method",
-        "--fsdp {s.distributed.fsdp} with adapters",
+        "--fsdp {s.distributed.fsdp} with adapters on a quantised base",
         lambda s: (
-            s.distributed.strategy is Strategy.FSDP and s.method.generates and s.adapter is not None
+            s.distributed.strategy is Strategy.FSDP
+            and s.method.generates
+            and s.adapter is not None
+            and s.quantization is not None
         ),
-        "whether TRL merges shards of adapters for vLLM is open in its own source",
+        "TRL merges shards of adapters into what is quantised, which was not checked; --zero 2 is "
+        "priced",
     ),
     Pair(
         "method",

@@ -112,6 +112,7 @@ def traced_setup(request: Setup) -> Setup:
         distributed = _heads(request.distributed, distributed)
     if request.head_is_gathered_by_loss:
         in_full = request.computes_in_half and request.loaded_dtype is Dtype.FLOAT32
+        in_full = in_full and request.quantization is None
         distributed = replace(distributed, gathers_head="float32" if in_full else "own")
     if request.method.generates and (
         request.distributed.strategy is Strategy.FSDP or request.distributed.zero == 3

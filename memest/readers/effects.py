@@ -272,7 +272,7 @@ def _sharded_otherwise(
     yield merges and _is_quantised(acting), "under ZeRO-3, beside adapters on a quantised base"
     yield fsdp and method.writes_pairs, "under FSDP"
     yield generates and writes, "under FSDP"
-    yield generates and adapts, "under FSDP, beside adapters"
+    yield generates and adapts and _is_quantised(acting), "under FSDP, on a quantised base"
     yield (asks or generates) and is_first, "under FSDP1"
     precomputes = method.has_reference and _is_on(acting, "precompute_ref_log_probs")
     yield precomputes and (fsdp or zero == 3), f"{shards}, precomputed"

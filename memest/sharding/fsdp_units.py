@@ -447,6 +447,7 @@ def loaded_dtype(weight: Weight, setup: Setup) -> str:
     """The dtype in which a weight came to FSDP."""
     if not setup.computes_in_half:
         return weight.dtype
-    if weight.kept_dtype:
-        return weight.kept_dtype
-    return Dtype.FLOAT32.value if setup.loaded_dtype is Dtype.FLOAT32 else weight.dtype
+    in_full = setup.loaded_dtype is Dtype.FLOAT32
+    if weight.kept_dtype and not (in_full and setup.quantization is None):
+        return weight.kept_dtype  # else it was traced as a half one, which adapters found there
+    return Dtype.FLOAT32.value if in_full else weight.dtype

@@ -65,7 +65,7 @@ def gathered_head(model: Any, gathers: str) -> Iterator[None]:
     def gather(tensor: Any) -> Any:
         if tensor is None:
             return None
-        name = kept_dtype(tensor) or gathers
+        name = (kept_dtype(tensor) or gathers) if gathers == "own" else gathers
         return torch.empty_like(tensor, dtype=getattr(torch, name, tensor.dtype))
 
     with mock.patch.object(Parts, "whole", staticmethod(gather)):

@@ -31,6 +31,7 @@ CASES = {
     "dpo gpt2": {"method": "dpo", "model": "gpt2"},
     "dpo lora": {"method": "dpo", "adapter": ADAPTER},
     "dpo lora tied": {"method": "dpo", "adapter": ADAPTER, "model": "llama-tied"},
+    "dpo lora in full": {"method": "dpo", "adapter": ADAPTER, **HALF},
     "dpo lora half": {
         "method": "dpo", "adapter": ADAPTER, **HALF, "dtype": "bfloat16", "checkpointing": "full",
         "grad_accum": 2, "ranks": 4,
@@ -42,6 +43,17 @@ CASES = {
     "grpo half, with a reference": {
         "method": "grpo", **HALF, "checkpointing": "full", "grad_accum": 2, "ranks": 4,
         "rollouts": {"engine": "server", "completion_len": 32, "kl_beta": 0.1},
+    },
+    "grpo lora": {
+        "method": "grpo", "adapter": ADAPTER, "rollouts": {"engine": "vllm", "completion_len": 32},
+    },
+    "rloo lora half": {
+        "method": "rloo", "adapter": ADAPTER, **HALF, "dtype": "bfloat16", "checkpointing": "full",
+        "grad_accum": 2, "ranks": 4, "rollouts": {"engine": "server", "completion_len": 32},
+    },
+    "grpo lora tied, with a reference": {
+        "method": "grpo", "adapter": ADAPTER, "model": "llama-tied", **HALF,
+        "rollouts": {"engine": "vllm", "completion_len": 32, "kl_beta": 0.1},
     },
     "rloo": {"method": "rloo", "rollouts": {"engine": "vllm", "completion_len": 32}},
     "orpo": {"method": "orpo"},
