@@ -143,7 +143,8 @@ def advice_sentence(advice: Advice) -> str:
         if best_plan.verdict is Verdict.FITS:
             return f"Fits: {subject}: {plan_words(best_plan)}, {size}."
         high = format_size(best_plan.estimate.interval.high_bytes)
-        return f"Tight: {subject}: {plan_words(best_plan)}, {size}, may take up to {high}."
+        verdict = best_plan.verdict.value.capitalize()
+        return f"{verdict}: {subject}: {plan_words(best_plan)}, {size}, may take up to {high}."
     closest = advice.closest
     assert closest is not None
     miss = advice.miss_bytes
