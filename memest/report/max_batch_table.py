@@ -153,6 +153,8 @@ def _beyond_safe(answer: Largest) -> list[str]:
     point = answer.at(answer.largest)
     if point is None or answer.safe == answer.largest:
         return []
+    if point.verdict is Verdict.RELEASES_CACHE:
+        return [f"{answer.largest:,} runs, if need be by releasing cache, which is slower."]
     how = " by releasing cache" if point.headroom_bytes < 0 else ""
     words = f"{answer.largest:,} runs{how} if context and kernels take what is expected"
     tight = (p.size for p in answer.curve if p.size > point.size and p.verdict is Verdict.TIGHT)
