@@ -141,9 +141,7 @@ def _verdict(answer: Estimate) -> str:
         place = "this is what it needs"
     else:
         place = f"on {short_gpu(gpu.name)}"
-        if answer.verdict is Verdict.TIGHT:  # the reason names an end of the range, as the bar does
-            place += ": it may take more than there is"
-        elif gpu.reason:
+        if gpu.reason:
             place += f": {gpu.reason}"
     return (
         f'<div class="mm-verdict">{verdict_words(answer.verdict)}<span>{escape(place)}</span></div>'

@@ -29,9 +29,9 @@ in a cache folder that `memest cache` shows and clears.
 
 {memest max-batch bert-large-uncased --fp16 --gpu rtx-3090 --effective-batch 64}
 
-"Largest" runs with the expected CUDA context, retries of the allocator included; "safe" fits at the
-upper end of the interval. `--of seq-len` looks for the longest sequence, `--of image-size` for the largest
-image. Several `--gpu` give one line each. Near the limit memory does not grow evenly (blocks fit or do
+"Safe" fits at the upper end of the interval; what "may run" does with the expected CUDA context, retries
+of the allocator included. `--quiet` prints the safe one alone. `--of seq-len` looks for the longest
+sequence, `--of image-size` for the largest image. Several `--gpu` give one line each. Near the limit memory does not grow evenly (blocks fit or do
 not fit into segments), so a batch beside the largest is looked at too, and what does not fit below it
 is said.
 

@@ -25,6 +25,7 @@ from typing import Any
 
 from memest.cli.answering import run_estimate, run_fits
 from memest.cli.console import Output
+from memest.config.life import GPUS_ALONE
 from memest.config.option import Kind, Option
 from memest.config.option_table import OPTIONS
 from memest.errors import closest
@@ -34,6 +35,7 @@ __all__ = [
     "DECIDED",
     "ESTIMATING",
     "HELP_GROUP",
+    "REFUSED",
     "SWITCHED_OFF",
     "as_typed",
     "closest_flags",
@@ -62,6 +64,8 @@ ESTIMATING = (
 """Commands that take the options of an estimate."""
 DECIDED = {"advise": ("batch", "grad_accum")}
 """What a command looks for itself, whatever a configuration says."""
+REFUSED = dict.fromkeys(GPUS_ALONE, ("host_memory",))
+"""What a command has nothing to say of and refuses, so that no help of it names it."""
 ALL = "all"
 """The word after ``--help`` for every option."""
 HELP_GROUP = "--help-group"

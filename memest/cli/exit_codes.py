@@ -41,17 +41,14 @@ class ExitCode(enum.IntEnum):
         code.meaning = meaning
         return code
 
-    DONE = 0, "done; for fits and advise: it fits"
+    DONE = 0, "done; for fits and advise: it fits; for max-batch: a size is safe"
     FAILURE = 1, "failure: a model that cannot be traced, a recording that differs"
     USAGE = 2, "wrong usage: an option, a value or a file that cannot be"
-    TIGHT = 3, "tight, too close to call; or fits by releasing cache, slowly (fits, advise)"
-    DOES_NOT_FIT = (
-        4,
-        "does not fit GPU or host (fits), or GPU (advise); not even 1 runs (max-batch)",
-    )
+    TIGHT = 3, "tight, too close to call; or fits by releasing cache, slowly"
+    DOES_NOT_FIT = 4, "does not fit the GPU, or the host (fits); not even 1 does (max-batch)"
     UNKNOWN = 5, "unknown model or GPU"
     MISSING = 6, "a package of an extra is missing"
-    CANNOT_SAY = 7, "cannot say: something is not priced (fits, advise); no history (replay)"
+    CANNOT_SAY = 7, "cannot say: something is not priced; no history (replay)"
     INTERRUPTED = 130, "interrupted"
     PIPE_CLOSED = 141, "the reader of a pipe is gone"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from memest.cli.argv import ALL, DECIDED, options_by_flag
+from memest.cli.argv import ALL, DECIDED, REFUSED, options_by_flag
 from memest.cli.examples import EXAMPLES
 from memest.cli.flags import OUTPUT
 from memest.cli.layout import examples, heading, paragraph, rows, screen_width
@@ -91,7 +91,12 @@ class _Page:
         self.text = command.help or ""
         pieces = command.collect_usage_pieces(ctx)
         self.usage = paragraph(f"Usage: {self.path} {' '.join(pieces)}", self.width)
-        parameters = [each for each in command.get_params(ctx) if not getattr(each, "hidden", 0)]
+        refused = REFUSED.get(command.name or "", ())
+        parameters = [
+            each
+            for each in command.get_params(ctx)
+            if not getattr(each, "hidden", 0) and each.name not in refused
+        ]
         self.arguments: list[Any] = [
             each for each in parameters if each.param_type_name == "argument"
         ]

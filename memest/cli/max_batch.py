@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from memest.cli.console import Output
-from memest.cli.exit_codes import ExitCode
 from memest.cli.flags import ModelArgument, shows, value_flag
 from memest.cli.parameters import with_options
 
@@ -13,7 +12,7 @@ __all__ = ["max_batch"]
 
 
 @with_options
-@shows(quiet="The number alone, a line for each GPU.")
+@shows(quiet="The largest that is safe alone, a line for each GPU; 0 where none is.")
 def max_batch(
     model: ModelArgument,
     *,
@@ -42,13 +41,14 @@ def max_batch(
 ) -> int:
     """The largest batch (or sequence length) that fits a GPU. Memory over sizes besides.
 
-    Exit code 0: it is at least 1, 4: not even 1 runs. Several GPUs: the worst of them.
+    Exit code 0: one is safe, 3: the smallest is tight, or fits by releasing cache, 4: not even that
+    fits, 7: cannot say, as by memest fits. Several GPUs: the worst of them.
     For example: memest max-batch bert-large-uncased --fp16 --gpu rtx-3090
     """
+    from memest.cli.answering import exit_code
     from memest.search.max_batch import max_batch as search
 
     with output.working() as progress:
         answer = search(model, of=of, effective_batch=effective_batch, progress=progress, **options)
-    output.put(answer, lambda: (f"{largest.largest}" for largest in answer.answers))
-    none = any(largest.largest == 0 for largest in answer.answers)
-    return ExitCode.DOES_NOT_FIT if none else ExitCode.DONE
+    output.put(answer, lambda: (f"{largest.safe}" for largest in answer.answers))
+    return exit_code(*(largest.verdict for largest in answer.answers))

@@ -95,14 +95,19 @@ memest calibrate run and memest calibrate fit measure the rest.
     "verdicts": Topic(
         "fits, tight, does not fit, cannot say",
         """
+From best to worst; more memory never makes it worse.
+
 fits | The upper end of the range is below what the GPU has.
-tight | The GPU's memory lies inside the range: too close to call. Try it with a few steps, or
-    save some more.
-does not fit | Even the lower end is above what the GPU has.
-fits by releasing cache | Tensors fit. What the allocator caches besides does not: it gives it
-    back on the way, which costs time.
+fits by releasing cache | Tensors surely fit. What the allocator caches besides may not: it gives
+    it back on the way, which costs time.
+tight | It may run and may not: too close to call, or a library decides (workspaces of
+    convolutions, vLLM's CUDA graphs). Try it with a few steps, or save some more.
 cannot say | The run does something that is not priced, and what is priced is not too much
-    already. The report names it.
+    already; or what is too much may not be taken. The report names it.
+does not fit | Out of memory even if everything takes the least it may.
+
+max-batch calls a size safe that fits. The largest that may run goes beyond: it runs if context
+and kernels take what is expected.
 
 What a GPU has is what PyTorch can get of it: a little less than on the box. Other processes on
 the card come on top; memest does not know of them.

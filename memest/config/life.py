@@ -16,7 +16,18 @@ from memest.config.option import Kind, Panel, legal_values, option, read_parts
 from memest.errors import ConfigError
 from memest.units import MIB, format_size, parse_size
 
-__all__ = ["Life", "LifePart", "StateDicts", "merge_life", "read_life", "refuse_host_memory"]
+__all__ = [
+    "GPUS_ALONE",
+    "Life",
+    "LifePart",
+    "StateDicts",
+    "merge_life",
+    "read_life",
+    "refuse_host_memory",
+]
+
+GPUS_ALONE = ("max-batch", "compare", "advise")
+"""Commands whose answers are about GPUs alone."""
 
 _MAX_PROCESSES = 1 << 10
 _USUAL_PROCESSES = 8
@@ -166,7 +177,7 @@ def read_life(source: Any) -> Life | None:
 
 
 def refuse_host_memory(life: Life | None, command: str) -> None:
-    """For commands whose answers are about GPUs alone.
+    """For those of :data:`GPUS_ALONE`.
 
     Raises:
         ConfigError: the memory of a host is named.

@@ -278,6 +278,8 @@ def answer(
 
 def _life(profiler: Profiler, run: Run, replays: ReplayCache, peaks: Peaks) -> RunLife | None:
     """What is said of the run around its steps, where it was asked for."""
+    if run.setup.life is None or not run.setup.life.is_asked:
+        return None
     steps_peak = peaks.allocated_bytes
     if run.around:
         steps_peak = replays.of(replace(run, around=()).stream).peak_allocated_bytes

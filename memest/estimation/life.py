@@ -94,17 +94,15 @@ def with_life(run: Run, config: Any) -> Run:
     return replace(run, around=tuple(more)) if more else run
 
 
-def run_life(run: Run, config: Any, steps_peak: int) -> RunLife | None:
-    """What to say of host memory and of the GPU around the steps; None where nobody asked.
+def run_life(run: Run, config: Any, steps_peak: int) -> RunLife:
+    """What to say of host memory and of the GPU around the steps.
 
     Args:
         run: a run.
         config: of its model.
         steps_peak: the allocated peak of the steps alone.
     """
-    life = run.setup.life
-    if life is None or not life.is_asked:
-        return None
+    life = run.setup.life or Life()
     processes = life.node_processes(run.setup.distributed.num_gpus)
     if isinstance(run, PipelineRun):
         why = "a pipeline's stages are loaded and saved as its script does"
@@ -193,8 +191,7 @@ def _verdict(
 
 
 def _priced(run: Run, config: Any) -> _Priced:
-    setup, life = run.setup, run.setup.life
-    assert life is not None
+    setup, life = run.setup, run.setup.life or Life()
     steps = replace(run, evaluation=None, generation=None, around=())
     stream = steps.short_stream
     sizes = alive_at_end(stream)
@@ -231,8 +228,9 @@ def _facts(run: Run, stream: Stream, sizes: Mapping[Category, list[int]], config
     offloaded = getattr(stream, "host_bytes", 0)
     if not distributed.updates_on_device and setup.optimizer.startswith("adam"):
         if distributed.strategy is Strategy.FSDP:
-            # the note of FSDP's offloading leaves them out
-            host_states = _ADAM_STATES * gradients
+            from memest.sharding.rank import adam_states_on_host
+
+            host_states = adam_states_on_host(weights, setup, run.program.trace.landmarks)
             offloaded += host_states
         else:
             host_states = (1 + _ADAM_STATES) * _MASTER_BYTES * own_trained

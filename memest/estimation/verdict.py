@@ -40,14 +40,18 @@ def verdict_for(
 ) -> GpuFit:
     """The verdict for one GPU.
 
-    ``fits``: the upper end of the range of the device peak is below what the GPU has. ``does not
-    fit``: the run is out of memory even if tensors, context and kernels take the least they may,
-    with all the retries that the allocator makes. ``fits by releasing cache``: the reserved peak
-    is above what there is whatever they take, and the run completes because the allocator gives
-    back what it caches. ``cannot say``: the setup names something that is not priced, or is priced
-    and not taken, and that may turn the verdict (not what is open of samples alone, where weights
-    and states are too much already); or a library's choice alone decides, or the CUDA graphs of an
-    engine on the same GPU. Anything between is ``tight``.
+    With more memory the verdict never gets worse: ``does not fit``, ``tight``, ``fits by releasing
+    cache``, ``fits``. ``fits``: the upper end of the range of the device peak is below what the
+    GPU has. ``fits by releasing cache``: it is above, and the run completes all the same, even if
+    tensors, context and kernels take the most they may, because the allocator gives back what it
+    caches. ``does not fit``: the run is out of memory even if they take the least they may, with
+    all the retries that the allocator makes. Anything between is ``tight``, however wide the range
+    is and whatever makes it so: workspaces that a library picks, CUDA graphs of an engine on the
+    same GPU.
+
+    ``cannot say`` is about the question, not the memory: the setup names something that is not
+    priced, which leaves ``does not fit`` alone, or is priced and not taken, which takes its place
+    (not where that is of samples alone, and weights and states are too much already).
 
     Args:
         target: the GPU.
@@ -93,30 +97,44 @@ def _verdict(
         return Verdict.FITS, ""
     if peaks.engine_low_bytes > usable:
         return Verdict.DOES_NOT_FIT, "vLLM's share and what the trainer keeps exceed it"
-    spare = 0 if peaks.ranges is None else peaks.allocated_bytes - peaks.ranges.allocated.low_bytes
+    ranges = peaks.ranges
+    spare = 0 if ranges is None else peaks.allocated_bytes - ranges.allocated.low_bytes
     if not survives(peaks.process_low_bytes - spare):
         return Verdict.DOES_NOT_FIT, _cache_words(peaks)
-    process = peaks.process_expected_bytes + peaks.engine_slack_bytes
-    if peaks.low_bytes > usable and survives(process):
+    # what an engine that sleeps else has while it generates is no cache of the allocator's
+    if not peaks.engine_low_bytes and survives(_most_beside(peaks)):
         return Verdict.RELEASES_CACHE, _release_words(target, peaks, stream, conf)
+    return Verdict.TIGHT, _tight_words(peaks, usable)
+
+
+def _most_beside(peaks: Peaks) -> int:
+    """What a replay has to leave free for a run that is sure to complete, bytes.
+
+    The most that is not the allocator's, and what tensors and workspaces may take beyond the
+    replay's.
+    """
+    if peaks.ranges is None:
+        return peaks.high_bytes - peaks.reserved_bytes
+    process = peaks.high_bytes - peaks.ranges.reserved.high_bytes
+    tensors = peaks.ranges.allocated.high_bytes - peaks.allocated_bytes
+    return process + tensors + peaks.slack_bytes
+
+
+def _tight_words(peaks: Peaks, usable: int) -> str:
+    """Why a run may fit and may not."""
     counted = peaks.high_bytes - peaks.engine_slack_bytes
     if counted <= usable:
         slack = format_size(peaks.engine_slack_bytes)
-        return Verdict.CANNOT_SAY, (
+        return (
             f"vLLM's CUDA graphs may take up to {slack} beside it, and no more than "
             f"{format_size(usable - counted)} is sure to be left for them"
         )
+    if peaks.low_bytes > usable:
+        return "it may run if the allocator gives back what it caches, and the process takes little"
     if counted - peaks.slack_bytes <= usable and _is_mostly_slack(peaks):
         low, high = format_size(peaks.low_bytes), format_size(peaks.high_bytes)
-        return Verdict.CANNOT_SAY, (
-            f"anything from {low} to {high}, as the workspaces are that a library picks"
-        )
-    if peaks.low_bytes > usable:
-        return Verdict.TIGHT, (
-            "it may run if the allocator gives back what it caches, and the process takes little"
-        )
-    high = format_size(peaks.high_bytes)
-    return Verdict.TIGHT, f"it may take up to {high}"
+        return f"anything from {low} to {high}, as the workspaces are that a library picks"
+    return "too close to call"
 
 
 def _is_mostly_slack(peaks: Peaks) -> bool:
@@ -131,13 +149,18 @@ def _cache_words(peaks: Peaks) -> str:
     cached = peaks.reserved_bytes - peaks.allocated_bytes
     if cached <= peaks.device_bytes // _LARGE_SLACK:
         return ""
-    return f"{format_size(cached)} of it are cached, which the allocator would give back first"
+    return f"{format_size(cached)} of it are cached, and giving those back is not enough"
 
 
 def _release_words(target: TargetGpu, peaks: Peaks, stream: Stream, conf: AllocatorConf) -> str:
     """How the run completes, and whether segments that grow would spare it that."""
     sizes = f"{format_size(peaks.allocated_bytes)} allocated, {format_size(peaks.reserved_bytes)}"
     words = f"{sizes} reserved: the allocator gives cached memory back on the way, which is slower"
+    if peaks.low_bytes <= target.usable_bytes:
+        words = (
+            f"it may take up to {format_size(peaks.high_bytes)}, and gives cached memory back "
+            "where that is too much, which is slower"
+        )
     if conf.expandable_segments:
         return words
     growing = replay(

@@ -179,6 +179,7 @@ def stage_rows(table: StageTable) -> Rows:
     rows = [
         {"stage": row.name, **{f"{name}_bytes": size for name, size in row.columns.items()}}
         | {"device_bytes": row.estimate.peak.device_bytes, "host_bytes": row.host_bytes}
+        | {"host_bytes_per_node": 0 if row.host is None else row.host.node_bytes}
         for row in table.rows
         if row.estimate is not None
     ]

@@ -147,6 +147,11 @@ class Largest(Document):
         """The point of the curve for a size, None if there is none."""
         return next((point for point in self.curve if point.size == size), None)
 
+    @property
+    def verdict(self) -> Verdict:
+        """The best one of any size that was looked at: ``fits`` where one is safe."""
+        return min((point.verdict for point in self.curve), key=lambda verdict: verdict.rank)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {

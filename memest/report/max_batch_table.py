@@ -16,6 +16,7 @@ from memest.report.max_batch_result import (
     MaxBatch,
     SizeAxis,
 )
+from memest.report.result import Verdict
 from memest.report.terminal import (
     ASCII,
     VERDICT_STYLES,
@@ -59,16 +60,20 @@ def limit_sentence(answer: Largest, model: str, of: SizeAxis, smallest: int = 1)
             else f": it needs {format_size(smallest_point.device_bytes)}"
         )
         return f"Not even {phrase.format(smallest)} of {model} runs on {gpu_text}{need}."
-    size = f"{answer.largest:,}"
+    size, end = f"{answer.largest:,}", ""
     if answer.end is CurveEnd.SEARCH:
-        size = f"at least {size}, where the search ends"
+        size, end = f"at least {size}", ", where the search ends"
     elif answer.end is CurveEnd.MODEL:
-        size += ", the most the model takes"
-    first = f"The largest {name} of {model} on {gpu_text} is {size}"
+        end = ", the most the model takes"
     if answer.safe == answer.largest:
-        return f"{first}{';' if answer.end is CurveEnd.GPU else ', and'} it is safe."
-    safe = "none" if answer.safe == 0 else f"{answer.safe:,}"
-    return f"{first}; {safe} is safe."
+        joint = ";" if answer.end is CurveEnd.GPU else ", and"
+        return f"The largest {name} of {model} on {gpu_text} is {size}{end}{joint} it is safe."
+    more = (
+        f"{'up to ' if answer.end is CurveEnd.GPU else ''}{size}{end}{',' if end else ''} may run"
+    )
+    if answer.safe == 0:
+        return f"No {name} of {model} is safe on {gpu_text}; {more}."
+    return f"The largest safe {name} of {model} on {gpu_text} is {answer.safe:,}; {more}."
 
 
 def effective_sentence(effective: EffectiveBatch, samples: int) -> str:
@@ -119,7 +124,7 @@ def _setup_words(result: MaxBatch, glyphs: Glyphs) -> list[str]:
 
 def _remarks(result: MaxBatch, answer: Largest) -> list[str]:
     """What there is to say of one answer after its sentence."""
-    sentences = []
+    sentences = _beyond_safe(answer)
     for multiple in answer.multiples:
         if multiple.largest == answer.largest and multiple.safe == answer.safe:
             continue
@@ -141,6 +146,20 @@ def _remarks(result: MaxBatch, answer: Largest) -> list[str]:
         if not answer.effective:
             sentences.append(f"{samples:,} samples a step: no micro-batch fits.")
     return sentences
+
+
+def _beyond_safe(answer: Largest) -> list[str]:
+    """When the largest size runs, and what those above it would take."""
+    point = answer.at(answer.largest)
+    if point is None or answer.safe == answer.largest:
+        return []
+    if point.verdict is Verdict.RELEASES_CACHE:
+        return [f"{answer.largest:,} runs, if need be by releasing cache, which is slower."]
+    how = " by releasing cache" if point.headroom_bytes < 0 else ""
+    words = f"{answer.largest:,} runs{how} if context and kernels take what is expected"
+    tight = (p.size for p in answer.curve if p.size > point.size and p.verdict is Verdict.TIGHT)
+    above = next(tight, None)
+    return [f"{words}." if above is None else f"{words}, {above:,} only if they take less."]
 
 
 def _rows(answer: Largest, smallest: int) -> list[CurvePoint]:

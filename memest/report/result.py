@@ -39,16 +39,21 @@ SUFFIXES = (".json", ".csv", ".html", ".png")
 
 
 class Verdict(enum.StrEnum):
-    """Whether the run fits: by the upper and the lower bound of the device peak."""
+    """Whether the run fits, from best to worst: more memory never makes it worse."""
 
     FITS = "fits"
     RELEASES_CACHE = "fits by releasing cache"
-    """Tensors fit; what the allocator caches besides does not, and is given back on the way."""
+    """Tensors surely fit; what the allocator caches besides may not, and is given back then."""
     TIGHT = "tight"
     CANNOT_SAY = "cannot say"
-    """What is priced does not exceed the GPU, but the run does more, or a library decides."""
+    """What is priced is not all that the run does, or more than it does, and that decides."""
     DOES_NOT_FIT = "does not fit"
     UNKNOWN = "no GPU named"
+
+    @property
+    def rank(self) -> int:
+        """Its place on the scale, 0 the best."""
+        return list(Verdict).index(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

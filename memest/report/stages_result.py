@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from memest.events import Category
-from memest.report.answer import SCHEMA_VERSION, Answer
+from memest.report.answer import SCHEMA_VERSION, Answer, document
+from memest.report.life_result import RunLife
 from memest.report.result import Estimate
 from memest.sharding.deepspeed_estimator import ModelStates
 
@@ -37,15 +38,21 @@ class StageRow:
         name: for people.
         options: that say so.
         estimate: of one GPU; None where the run cannot be, or is not modelled.
-        host_bytes: what each process keeps in host memory for it.
+        host: memory of the host, phase by phase; None where there is no estimate.
         refused: why there is no estimate.
     """
 
     name: str
     options: tuple[tuple[str, Any], ...]
     estimate: Estimate | None
-    host_bytes: int = 0
+    host: RunLife | None = None
     refused: str = ""
+
+    @property
+    def host_bytes(self) -> int:
+        """What the fullest process has in host memory at the fullest moment."""
+        phases = () if self.host is None else self.host.phases
+        return max((phase.process_bytes or 0 for phase in phases), default=0)
 
     @property
     def columns(self) -> dict[str, int]:
@@ -130,5 +137,6 @@ def _row(row: StageRow) -> dict[str, Any]:
         "peak": row.estimate.peak.to_dict(),
         "bytes": row.columns,
         "host_bytes": row.host_bytes,
+        "host": document(row.host),
         "verdict": fits,
     }

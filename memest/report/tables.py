@@ -18,9 +18,16 @@ from memest.report.stages_result import StageRow, StageTable
 from memest.report.suggestions import Suggestion, Suggestions
 from memest.report.terminal import VERDICT_STYLES, Glyphs, Grid, Page, bullets
 from memest.report.words import batch_count, moment_text, setup_items
-from memest.units import GIB, MIB, format_delta, format_size
+from memest.units import GIB, format_delta, format_size
 
-__all__ = ["advice_sentence", "change_sentence", "plan_words", "suggestion_parts"]
+__all__ = [
+    "advice_sentence",
+    "change_sentence",
+    "plan_words",
+    "stage_lines",
+    "stage_parts",
+    "suggestion_parts",
+]
 
 LABEL, FIRST, COLUMN = 18, 12, 24
 """Widths of the row labels, of the first scenario and of every further one."""
@@ -34,7 +41,8 @@ _HEADS = {
     "cached": "cached",
     "process": "proc",
 }
-_WIDE = 99_999 * MIB
+_SMALLEST = 0.01
+"""GiB that a table of stages shows."""
 
 
 def change_sentence(scenario: Scenario, first: Scenario) -> str:
@@ -143,7 +151,8 @@ def advice_sentence(advice: Advice) -> str:
         if best_plan.verdict is Verdict.FITS:
             return f"Fits: {subject}: {plan_words(best_plan)}, {size}."
         high = format_size(best_plan.estimate.interval.high_bytes)
-        return f"Tight: {subject}: {plan_words(best_plan)}, {size}, may take up to {high}."
+        verdict = best_plan.verdict.value.capitalize()
+        return f"{verdict}: {subject}: {plan_words(best_plan)}, {size}, may take up to {high}."
     closest = advice.closest
     assert closest is not None
     miss = advice.miss_bytes
@@ -230,36 +239,37 @@ def _plan(label: str, plan: Plan, glyphs: Glyphs) -> RenderableType:
     return Group(title, Padding(Group(steps, words), (0, 0, 0, 3)))
 
 
-def stage_parts(table: StageTable, page: Page) -> Iterator[RenderableType]:
-    """The table, DeepSpeed's own figures, and what is not in them.
+def stage_parts(
+    table: StageTable, page: Page, *, deepspeed: bool = False
+) -> Iterator[RenderableType]:
+    """The table, and what is not in it.
 
     Args:
         table: to show.
         page: where it is written.
+        deepspeed: the figures of DeepSpeed's own estimator too.
     """
-    estimated_rows = [row for row in table.rows if row.estimate is not None]
-    sizes = [row.estimate.peak.device_bytes for row in estimated_rows if row.estimate is not None]
-    unit = MIB if max(sizes) <= _WIDE else GIB
-    unit_name = "MiB" if unit == MIB else "GiB"
-    yield Text(
-        f"{table.model}, {table.num_gpus} GPUs: {unit_name} of each GPU, and of host memory for "
-        "each process"
-    )
+    yield Text(f"{table.model}, {table.num_gpus} GPUs: GiB of each GPU, and of host memory")
     yield ""
-    yield _stage_grid(table.rows, unit)
+    yield _stage_grid(table.rows)
     yield ""
     yield Text(
         "param to other: alive at the allocated peak of each, which is not at the same moment in "
         "all of them; optim: states and master weights; comm: buckets and gathered parameters; "
-        "cached: what the allocator holds beyond it; proc: CUDA context, kernels, NCCL."
+        "cached: what the allocator holds beyond it; proc: CUDA context, kernels, NCCL; host: of "
+        "the fullest process at the fullest moment of loading and training, and node: of those "
+        "that share one together, as memest estimate --host-memory says it."
     )
-    yield from map(Text, _stage_verdicts(estimated_rows))
-    if table.official:
+    phases = [phase for row in table.rows if row.host is not None for phase in row.host.phases]
+    unpriced = dict.fromkeys(f"{p.phase}: {p.not_priced}" for p in phases if p.not_priced)
+    yield from (Text(f"not in host and node: {each}.") for each in unpriced)
+    yield from map(Text, _stage_verdicts(table))
+    if deepspeed and table.official:
         yield ""
         yield Text("DeepSpeed's own estimator (model states alone)")
         for official in table.official:
             gpu, host = official.states.gpu_bytes, official.states.host_bytes
-            sentence = f"{_cell(gpu, unit)} on a GPU, {_cell(host, unit)} in the host of a node"
+            sentence = f"{format_size(gpu)} on a GPU, {format_size(host)} in the host of a node"
             differs = f"; {official.difference}" if official.difference else ""
             yield Padding(Text(f"{official.name}: {sentence}{differs}."), (0, 0, 0, 2))
     names_by_reason: dict[str, list[str]] = {}
@@ -275,35 +285,58 @@ def stage_parts(table: StageTable, page: Page) -> Iterator[RenderableType]:
         yield bullets(table.notes, page)
 
 
-def _stage_grid(rows: Sequence[StageRow], unit: int) -> Grid:
-    head = ("", *_HEADS.values(), "GPU", "host")
+def _stage_grid(rows: Sequence[StageRow]) -> Grid:
+    head = ("", *_HEADS.values(), "GPU", "host", "node")
     grid = Grid("left", *("right" for _ in head[1:]), head=head, pad=1)
     for row in rows:
-        if row.estimate is None:
+        if row.estimate is None or row.host is None:
             grid.add_row(row.name, *("-" for _ in head[1:]))
             continue
         values = [row.columns[name] for name in _HEADS]
-        values += [row.estimate.peak.device_bytes, row.host_bytes]
-        grid.add_row(row.name, *(_cell(value, unit) for value in values))
+        values += [row.estimate.peak.device_bytes, row.host_bytes, row.host.node_bytes]
+        grid.add_row(row.name, *map(_cell, values))
     return grid
 
 
-def _cell(nbytes: int, unit: int) -> str:
-    if not nbytes:
-        return "0"
-    return f"{nbytes / MIB:,.0f}" if unit == MIB else f"{nbytes / GIB:,.1f}"
+def _cell(nbytes: int) -> str:
+    """GiB, with as many digits as tell a small size from none."""
+    gib = nbytes / GIB
+    return "0" if not nbytes else f"{gib:,.2f}" if gib >= _SMALLEST else f"<{_SMALLEST}"
 
 
-def _stage_verdicts(rows: list[StageRow]) -> Iterator[str]:
-    """Which of them fit, where a GPU was named."""
-    by_verdict: dict[Verdict, list[str]] = {}
-    gpu = ""
-    for row in rows:
-        if row.estimate is not None and row.estimate.gpu is not None:
-            gpu = row.estimate.gpu.name
-            by_verdict.setdefault(row.estimate.verdict, []).append(row.name)
+def _stage_verdicts(table: StageTable) -> Iterator[str]:
+    """Which of them fit, where a GPU was named; and the host, where its memory was.
+
+    Args:
+        table: whose rows these are.
+    """
+    by_verdict: dict[str, list[str]] = {}
+    for row in table.rows:
+        if row.estimate is not None and (fit := row.estimate.gpu) is not None:
+            place = f"{fit.name} ({format_size(fit.usable_bytes)} usable)"
+            by_verdict.setdefault(f"{fit.verdict.value} on {place}", []).append(row.name)
+    for row in table.rows:
+        if row.host is not None and (budget := row.host.budget_bytes) is not None:
+            place = f"the host of {format_size(budget)}"
+            by_verdict.setdefault(f"{row.host.verdict.value} on {place}", []).append(row.name)
     for verdict, names in by_verdict.items():
-        yield f"{verdict.value} on {gpu}: {'; '.join(names)}."
+        yield f"{verdict}: {'; '.join(names)}."
+
+
+def stage_lines(table: StageTable) -> Iterator[str]:
+    """A line a row: what it takes of each GPU, and of a node's host.
+
+    Args:
+        table: whose rows these are.
+    """
+    for row in table.rows:
+        if row.estimate is None or row.host is None:
+            yield f"{row.name}: no estimate: {row.refused}"
+            continue
+        fit = row.estimate.gpu
+        verdict = "" if fit is None else f", {fit.verdict.value}"
+        gpu, node = row.estimate.peak.device_bytes, row.host.node_bytes
+        yield f"{row.name}: {format_size(gpu)} of each GPU{verdict}; {format_size(node)} of a node"
 
 
 _NO_CHANGE = {

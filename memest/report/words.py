@@ -122,12 +122,12 @@ def gpu_sentence(fit: GpuFit, model: str, *, between: str = "", each: str = "") 
             f"{spare} to spare."
         )
     if fit.verdict is Verdict.TIGHT:
-        # where the whole range is above it, what the range says is not why
-        why = "too close to call" if fit.low_bytes <= fit.usable_bytes else fit.reason
-        return f"Tight: {model} needs about {need}{within} and {fit.name} has {have}, {why}."
+        why = f", {fit.reason}" if fit.reason else ""
+        return f"Tight: {model} needs about {need}{within} and {fit.name} has {have}{why}."
     if fit.verdict is Verdict.RELEASES_CACHE:
+        takes = "would take" if fit.headroom_bytes < 0 else "needs"
         return (
-            f"Fits by releasing cache: {model} would take {need}{within} and {fit.name} has "
+            f"Fits by releasing cache: {model} {takes} {need}{within} and {fit.name} has "
             f"{have}; {fit.reason}."
         )
     if fit.verdict is Verdict.CANNOT_SAY:

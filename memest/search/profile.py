@@ -8,19 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memest.config.inputs import NO_INPUTS, ModuleInputs, module_inputs_of
+from memest.config.life import Life
 from memest.config.options import merge_options, setup_from_options
 from memest.config.setup import Setup
 from memest.estimation.estimate import answer, spot
 from memest.estimation.gpu_target import split_place, target_gpus
+from memest.estimation.life import run_life
 from memest.estimation.profiler import Profiler
 from memest.estimation.run import Run
 from memest.estimation.whole_run import resolve_run, steps_run
 from memest.profiles.vectorised import PeakQuery, allocated_peaks
 from memest.profiles.work import StepWork, step_work
 from memest.replay.conf import parse_alloc_conf
+from memest.report.life_result import RunLife
 from memest.report.result import Estimate, Spot
 
 if TYPE_CHECKING:
@@ -148,6 +152,17 @@ class Profile:
         """What answers a question: the steps, and the stream that the allocator sees."""
         request = self.setup_for(setup, **changes)
         return resolve_run(self._profiler, request, target_gpus(request, gpu=gpu).main.traits)
+
+    def life(self, run: Run, life: Life, steps_peak: int) -> RunLife:
+        """The host memory of a run, asked for or not.
+
+        Args:
+            run: as :meth:`run` returned it.
+            life: what of it.
+            steps_peak: the allocated peak of the steps, bytes.
+        """
+        asked = replace(run, setup=replace(run.setup, life=life))
+        return run_life(asked, self._profiler.config, steps_peak)
 
     def work(
         self, setup: Setup | None = None, *, gpu: str | Sequence[str] | None = None, **changes: Any

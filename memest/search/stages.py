@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memest.catalog.gpu_counts import split_gpu_count
-from memest.config.life import refuse_host_memory
+from memest.config.life import Life
 from memest.config.options import argument
 from memest.config.parallelism import Distributed
 from memest.config.setup import Dtype, Setup
@@ -23,7 +24,7 @@ from memest.sharding.deepspeed_estimator import (
     zero2_model_states,
     zero3_model_states,
 )
-from memest.sharding.engine import RankStream, num_elements
+from memest.sharding.engine import num_elements
 from memest.units import format_size
 
 if TYPE_CHECKING:
@@ -102,10 +103,12 @@ def stages(
         progress=progress,
         **options,
     )
-    refuse_host_memory(base.setup.life, "stages")
     distributed = base.setup.distributed
     _check(distributed, gpus_per_node)
     node_size = gpus_per_node or distributed.num_gpus
+    life = base.setup.life or Life()
+    if life.processes_per_node is None:
+        life = replace(life, processes_per_node=gpus_per_node)
     probe = Probe(base, place)
     rows: list[StageRow] = []
     runs: dict[str, Run] = {}
@@ -129,10 +132,9 @@ def stages(
             )
             continue
         runs[name] = stage_run
-        stream = stage_run.short_stream
-        host = stream.host_bytes if isinstance(stream, RankStream) else 0
+        host = base.life(stage_run, life, estimate.peak.allocated_bytes)
         rows.append(
-            StageRow(name=name, options=tuple(changes.items()), estimate=estimate, host_bytes=host)
+            StageRow(name=name, options=tuple(changes.items()), estimate=estimate, host=host)
         )
     if not runs:
         assert refusal is not None

@@ -178,7 +178,7 @@ class Wrapper:
 
     to: Rewriter
     notes: list[str] = field(default_factory=list)
-    on_host: str = "shards and gradients, pinned; the optimizer's states come on top"
+    on_host: str = "shards and gradients, pinned"
 
     def allocates(self, number: int) -> bool:
         """An allocation comes; False drops it."""

@@ -54,6 +54,7 @@ from memest.units import format_size
 
 __all__ = [
     "StageFacts",
+    "adam_states_on_host",
     "rank_stream",
     "staged_stream",
     "update_setup",
@@ -142,8 +143,13 @@ def _rank_stream(
         wrapper = WithReference(to=to, trained=wrapper, reference=reference, synced=synced)
     out = rewrite(stream, to, wrapper)
     if out.host_bytes:
-        note = f"host memory of each process: {format_size(out.host_bytes)} of {wrapper.on_host}."
-        out.notes = (*out.notes, note)
+        what = wrapper.on_host
+        states = adam_states_on_host(weights, setup, landmarks)
+        if distributed.strategy is Strategy.FSDP:
+            # DeepSpeed's wrappers count them
+            what += ", and Adam's states" if states else "; the optimizer's states come on top"
+        size = format_size(out.host_bytes + states)
+        out.notes = (*out.notes, f"host memory of each process: {size} of {what}.")
     return out
 
 
@@ -398,6 +404,26 @@ class _Stages(Wrapper):
             self._at_work = index
         stage = index if kind >= CueKind.STAGE_WORK else self._at_work
         self.stages[stage].cue(kind, index, number)
+
+
+def adam_states_on_host(weights: Sequence[Weight], setup: Setup, landmarks: Landmarks) -> int:
+    """Bytes of Adam's states that FSDP's offloading leaves on the host of a process.
+
+    0 of other optimizers, of what is not offloaded, and of DeepSpeed, whose wrappers count them.
+
+    Args:
+        weights: as they were traced.
+        setup: the run.
+        landmarks: of the model.
+    """
+    offloads = setup.distributed.fsdp_offload and setup.optimizer.startswith("adam")
+    if setup.distributed.strategy is not Strategy.FSDP or not offloads:
+        return 0
+    own_weights = updated_weights(weights, setup, landmarks)
+    return _ADAM_STATES * sum(weight_bytes(w) for w in own_weights if w.trains)
+
+
+_ADAM_STATES = 2
 
 
 def updated_weights(

@@ -80,10 +80,11 @@ def _timeline(accum):
     return tuple(points)
 
 
-def fit(name, usable, device, verdict):
+def fit(name, usable, device, verdict, reason=""):
     return GpuFit(
         name=name, usable_bytes=usable, verdict=verdict, headroom_bytes=usable - device,
         device_bytes=device, basis=f"torch's own total of the {name}, as printed on Linux",
+        reason=reason,
     )  # fmt: skip
 
 
@@ -155,7 +156,7 @@ def _around(size, below, above):
 NEED = build().peak.device_bytes
 COMMON = (
     fit("NVIDIA GeForce RTX 3060", int(11.66 * GIB), NEED, Verdict.DOES_NOT_FIT),
-    fit("NVIDIA A2", NEED + 12 * MIB, NEED, Verdict.TIGHT),
+    fit("NVIDIA A2", NEED + 12 * MIB, NEED, Verdict.TIGHT, "too close to call"),
     fit("NVIDIA GeForce RTX 4090", 25_393_364_992, NEED, Verdict.FITS),
     fit("NVIDIA H100 80GB HBM3", 85_029_027_840, NEED, Verdict.FITS),
 )

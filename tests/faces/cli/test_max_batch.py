@@ -91,12 +91,12 @@ class TestSentences:
     def test_verdicts(self):
         said = limit_sentence(largest(), "m", SizeAxis.BATCH)
         assert said == (
-            "The largest batch of m on NVIDIA GeForce RTX 3090 (23.70 GiB usable) is 37; 36 is "
-            "safe."
+            "The largest safe batch of m on NVIDIA GeForce RTX 3090 (23.70 GiB usable) is 36; up "
+            "to 37 may run."
         )
         assert limit_sentence(largest(safe=37), "m", SizeAxis.BATCH).endswith(" is 37; it is safe.")
-        assert limit_sentence(largest(safe=0), "m", SizeAxis.BATCH).endswith(
-            " is 37; none is safe."
+        assert limit_sentence(largest(safe=0), "m", SizeAxis.BATCH) == (
+            "No batch of m is safe on NVIDIA GeForce RTX 3090 (23.70 GiB usable); up to 37 may run."
         )
 
     def test_other_ends(self):
@@ -105,8 +105,8 @@ class TestSentences:
             "is 512, the most the model takes, and it is safe."
         )
         search = largest(top=MAX_BATCH, safe=9, end=CurveEnd.SEARCH)
-        assert "is at least 1,048,576, where the search ends; 9 is safe." in limit_sentence(
-            search, "m", SizeAxis.BATCH
+        assert limit_sentence(search, "m", SizeAxis.BATCH).endswith(
+            " is 9; at least 1,048,576, where the search ends, may run."
         )
 
     def test_none(self):
@@ -147,7 +147,7 @@ def test_json_is_what_python_answers(cli, asked):
 @pytest.mark.slow
 def test_quiet_is_the_number(cli, asked):
     done = cli(*LINE, "--quiet")
-    assert done.stdout == "".join(f"{one.largest}\n" for one in asked.answers)
+    assert done.stdout == "".join(f"{one.safe}\n" for one in asked.answers)
     assert done.stderr == ""
 
 

@@ -5,6 +5,7 @@ import pytest
 import memest
 from memest.cli.main import run
 from memest.readers.memory_log import read_memory_log
+from memest.report.life_result import HostVerdict, LifePhase, RunLife
 from memest.report.result import Verdict
 from memest.report.stages_result import OfficialRow, StageRow, StageTable
 from memest.report.suggestions import Suggestion, Suggestions
@@ -28,11 +29,22 @@ ERRORS = (
 )  # fmt: skip
 
 
+def _host(nbytes):
+    phases = (
+        LifePhase(phase="loading", not_priced="its script loads it"),
+        LifePhase(phase="training", process_bytes=nbytes, node_bytes=8 * nbytes),
+    )
+    return RunLife(
+        phases=phases, processes=8, budget_bytes=None, verdict=HostVerdict.UNKNOWN, reason="",
+        gpu=(), not_counted=(),
+    )  # fmt: skip
+
+
 def _stages(samples):
     fits = samples["fits"]
     rows = [
-        StageRow(name="DDP", options=(), estimate=fits),
-        StageRow(name="ZeRO-2, optim. off", options=(), estimate=fits, host_bytes=GIB),
+        StageRow(name="DDP", options=(), estimate=fits, host=_host(0)),
+        StageRow(name="ZeRO-2, optim. off", options=(), estimate=fits, host=_host(GIB)),
         StageRow(name="FSDP1 full", options=(), estimate=None, refused="it cannot be."),
     ]
     states = ModelStates(gpu_bytes=GIB, host_bytes=2 * GIB)
@@ -57,6 +69,7 @@ def _suggestions(samples):
 
 ANSWERS = {
     "stages": _stages,
+    "stages_deepspeed": _stages,
     "suggestions": _suggestions,
     "oom": lambda _: memest.explain_oom(MESSAGE),
     "growth": lambda _: explanation_of(
@@ -68,7 +81,8 @@ ANSWERS = {
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ANSWERS)
 def test_golden_answers(samples, golden, name, width):
-    text = render(ANSWERS[name](samples), width=width)
+    options = {"deepspeed": True} if name == "stages_deepspeed" else {}
+    text = render(ANSWERS[name](samples), width=width, **options)
     assert max(map(len, text.splitlines())) <= width
     golden(f"{name}_{width}.txt", text)
 

@@ -126,7 +126,8 @@ def test_no_segments_are_offered_that_are_there():
 
 def test_tensors_that_do_not_fit_do_not_fit():
     assert judged(350).verdict is Verdict.DOES_NOT_FIT
-    assert "300 MiB of it are cached" in gpu_sentence(judged(350), "it")
+    why = "300 MiB of it are cached, and giving those back is not enough"
+    assert why in gpu_sentence(judged(350), "it")
     assert judged(350, unpriced=[DPO]).verdict is Verdict.DOES_NOT_FIT
     assert judged(400, unpriced=[DPO]).verdict is Verdict.CANNOT_SAY
 
@@ -138,11 +139,30 @@ def test_workspaces_of_convolutions_end_no_run():
     assert judged(350, label="aten.sum: reduction scratch").verdict is Verdict.DOES_NOT_FIT
 
 
-def test_a_range_that_is_a_librarys_choice_is_no_close_call():
-    assert judged(700, slack=600).verdict is Verdict.CANNOT_SAY
+def test_a_range_that_is_a_librarys_choice_is_tight_and_says_so():
+    assert judged(700, slack=600).verdict is Verdict.TIGHT
     assert "a library picks" in judged(700, slack=600).reason
-    assert judged(700, slack=60).verdict is Verdict.TIGHT
+    assert "a library picks" in gpu_sentence(judged(700, slack=600), "it")
+    assert judged(700, slack=60).verdict is Verdict.RELEASES_CACHE  # whatever the library picks
     assert judged(2000, slack=600).verdict is Verdict.FITS
+
+
+@pytest.mark.parametrize(
+    ("setup", "seen"),
+    [
+        ({}, ["does not fit", "tight", "fits by releasing cache", "fits"]),
+        ({"unpriced": [DPO]}, ["does not fit", "cannot say"]),
+        ({"overpriced": [DPO]}, ["cannot say", "tight", "fits by releasing cache", "fits"]),
+    ],
+)
+@pytest.mark.parametrize("slack", [60, 600])
+def test_more_memory_never_makes_a_verdict_worse(slack, setup, seen):
+    fits = [judged(usable, slack=slack, **setup) for usable in range(300, 1400, 20)]
+    verdicts = [fit.verdict for fit in fits]
+    assert verdicts == sorted(verdicts, key=lambda verdict: -verdict.rank)
+    assert list(dict.fromkeys(verdicts)) == seen
+    codes = [exit_code(verdict) for verdict in dict.fromkeys(verdicts)]
+    assert codes == [code for code in (4, 7, 3, 3, 0) if code in codes][-len(codes) :]
 
 
 def test_every_face_has_every_verdict():

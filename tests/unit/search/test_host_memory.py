@@ -14,12 +14,11 @@ QUESTION = {"batch": 1, "seq_len": 32, "gpu": "t4", "host_memory": "1GiB"}
     [
         lambda: memest.max_batch("prajjwal1/bert-tiny", **QUESTION),
         lambda: memest.compare("prajjwal1/bert-tiny", {"fp16": {"fp16": True}}, **QUESTION),
-        lambda: memest.stages("prajjwal1/bert-tiny", **QUESTION, num_gpus=2),
         lambda: memest.advise(
             "prajjwal1/bert-tiny", effective_batch=8, seq_len=32, gpu="t4", host_memory="1GiB"
         ),
     ],
-    ids=["max-batch", "compare", "stages", "advise"],
+    ids=["max-batch", "compare", "advise"],
 )
 def test_the_memory_of_a_host_is_not_passed_over(ask):
     with pytest.raises(memest.ConfigError, match="--host-memory says nothing to memest"):

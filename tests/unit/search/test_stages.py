@@ -11,6 +11,7 @@ import memest
 from memest.config import packages
 from memest.errors import ConfigError, MissingDependencyError
 from memest.sharding.deepspeed_estimator import zero2_model_states, zero3_model_states
+from memest.units import format_size
 
 RECORDED = Path(__file__).parent / "deepspeed_estimator.json"
 """What DeepSpeed 0.19.8 returned: arguments, then (host, GPU)."""
@@ -71,10 +72,43 @@ def test_a_note_says_which_rows_it_is_about(table):
 
 
 def test_offloading_is_paid_in_host_memory(table):
-    host = {row.name: row.host_bytes for row in table.rows}
-    assert host["ZeRO-2"] == host["ZeRO-3"] == host["DDP"] == 0
+    host = {row.name: training(row).process_bytes for row in table.rows}
+    waiting = host["DDP"]  # batches, of everybody
+    assert host["ZeRO-2"] == host["ZeRO-3"] == waiting < 64 << 10
     # stage 3 offloads its share alone, parameters on top of it
-    assert 0 < host["ZeRO-3, optim. off"] < host["ZeRO-3, all off"] < host["ZeRO-2, optim. off"]
+    assert (
+        waiting < host["ZeRO-3, optim. off"] < host["ZeRO-3, all off"] < host["ZeRO-2, optim. off"]
+    )
+
+
+def training(row):
+    return next(phase for phase in row.host.phases if phase.phase == "training")
+
+
+@pytest.mark.slow
+def test_host_memory_is_that_of_the_estimate_of_the_row(table):
+    row = next(row for row in table.rows if row.name == "FSDP2 full, off")
+    alone = memest.estimate(
+        TINY, gpu="t4", max_batch=False, host_memory="64GiB", processes_per_node=4, **RUN,
+        **dict(row.options),
+    )  # fmt: skip
+    assert row.host.phases == alone.life.phases
+    assert row.host_bytes == max(phase.process_bytes for phase in row.host.phases)
+    assert row.host.node_bytes == alone.life.node_bytes
+    # states are in the note as they are in the phases
+    offloaded = training(row).parts[0]
+    (note,) = (n for n in row.estimate.notes if n.startswith("host memory of each process"))
+    assert format_size(offloaded.bytes) in note
+    assert note.endswith("and Adam's states.")
+
+
+def test_the_table_says_whether_the_host_of_a_node_suffices():
+    table = memest.stages(
+        "Qwen/Qwen2.5-0.5B", num_gpus=4, bf16=True, checkpointing="full", seq_len=512,
+        host_memory="9GiB",
+    )  # fmt: skip
+    by_verdict = str(table).partition("does not fit on the host of 9.00 GiB: ")[2]
+    assert "ZeRO-2, optim. off" in " ".join(by_verdict.split())
 
 
 def test_deepspeeds_figures_stand_beside_their_rows(table):
@@ -93,6 +127,7 @@ def test_text_and_json_say_the_same(table):
     assert len(document["stages"]) == len(table.rows)
     for row in document["stages"]:
         assert row["name"] in text
+        assert row["host"]["phases"][0]["phase"] == "loading"
         assert sum(row["bytes"].values()) == row["peak"]["device_bytes"]
         assert row["verdict"] == "fits"
 
