@@ -10,7 +10,7 @@ from typing import Any
 
 from memest.cli.console import Output, write_document
 from memest.cli.flags import shows
-from memest.config.installed import DISTRIBUTION, VERIFIED, unverified_note
+from memest.config.installed import DISTRIBUTION, VERIFIED, build_of, unverified_note
 from memest.files.folders import data_folder
 
 __all__ = ["env", "environment"]
@@ -19,8 +19,13 @@ PACKAGES = (
     DISTRIBUTION,
     "torch",
     "transformers",
+    "torchvision",
+    "torchaudio",
+    "timm",
     "accelerate",
     "peft",
+    "bitsandbytes",
+    "trl",
     "huggingface_hub",
     "safetensors",
     "numpy",
@@ -43,12 +48,15 @@ SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
 def _version(package: str) -> str | None:
+    """The release that is installed, with what it was built for where the package says that."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        return version(package)
+        number = version(package)
     except PackageNotFoundError:
         return None
+    build = "" if "+" in number else build_of(package)
+    return f"{number}+{build}" if build else number
 
 
 def _gpus() -> tuple[list[dict[str, Any]], str]:

@@ -34,7 +34,8 @@ def read(
     from memest.report.words import render_origins
 
     place = {name: value for name, value in options.items() if name not in run.options}
-    words = command_words("estimate", run.model or model or "MODEL", {**place, **run.options})
+    asked = {**place, **run.options, **_open_keys(run)}
+    words = command_words("estimate", run.model or model or "MODEL", asked)
     command = shlex.join(words)
     rows = run.named_origins
     if output.as_json:
@@ -61,3 +62,14 @@ def read(
         write_out("\nThe same question:\n")
     write_out(f"{command}\n")
     return 0
+
+
+def _open_keys(run: RunConfig) -> dict[str, tuple[str, ...]]:
+    """What leaves the verdict open by its keys: enough to type, and the table has the rest."""
+    keys = {str(remark): remark.key.rpartition(": ")[2] for remark in run.not_modelled}
+    values = {name: run.options.get(name, ()) for name in ("unpriced", "overpriced")}
+    return {
+        name: tuple(dict.fromkeys(keys.get(text, text) for text in texts))
+        for name, texts in values.items()
+        if texts
+    }

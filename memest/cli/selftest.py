@@ -14,7 +14,14 @@ from memest.cli.console import Output, write_document
 from memest.cli.exit_codes import ExitCode
 from memest.cli.flags import shows, switch
 from memest.config.installed import DISTRIBUTION, VERIFIED, release, unverified_note
-from memest.config.packages import TORCH, TRANSFORMERS, is_there, pinned
+from memest.config.packages import (
+    TORCH,
+    TRANSFORMERS,
+    build_again,
+    is_there,
+    other_build,
+    pinned,
+)
 from memest.errors import DeviceError, MemestError, MissingDependencyError, NotKnownError
 from memest.units import format_size
 
@@ -145,6 +152,8 @@ def _tiny_trace() -> Finding:
     try:
         profiler = Profiler(source=resolve_model(TINY_MODEL), stores=())  # traced anew, not kept
         estimate = answer(profiler, setup, max_batch=False, common=False)
+    except MissingDependencyError as error:  # which says what to do
+        return Finding(check=check, state=State.FAILED, found=str(error))
     except Exception as error:  # noqa: BLE001 - whatever is installed may be broken in any way
         found = f"a tiny gpt2 cannot be traced: {type(error).__name__}: {error}"
         return Finding(check=check, state=State.FAILED, found=found,
@@ -222,6 +231,11 @@ def _extra(row: tuple[str, tuple[str, ...], str]) -> Finding:
     """Whether the packages of an extra are there."""
     name, modules, purpose = row
     missing = [module for module in modules if not is_there(module)]
+    for module in modules:
+        if words := other_build(module):
+            return Finding(check=f"extra {name}", state=State.FAILED,
+                           found=f"{words}, so that it cannot be imported: for {purpose}",
+                           remedy=build_again(module))  # fmt: skip
     if not missing:
         return Finding(check=f"extra {name}", state=State.OK, found=f"for {purpose}")
     found = f"{' and '.join(missing)} not installed: for {purpose}"

@@ -15,7 +15,18 @@ from typing import Any
 from memest.errors import ConfigError, not_legal
 from memest.files.texts import read_mapping
 
-__all__ = ["METHODS", "VIRTUAL_TOKENS", "Adapter", "method_of", "methods", "read_adapter"]
+__all__ = [
+    "LINEAR_TOO",
+    "METHODS",
+    "VIRTUAL_TOKENS",
+    "Adapter",
+    "method_of",
+    "methods",
+    "read_adapter",
+]
+
+LINEAR_TOO = "and-all-linear"
+"""Among names of modules: all linear layers besides; ``all-linear`` of peft's stands alone."""
 
 METHODS: dict[str, str] = {
     "lora": "LoRA",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,8 @@ __all__ = [
     "DISTRIBUTION",
     "VERIFIED",
     "bitsandbytes_version",
+    "build_of",
+    "full_release",
     "installed_version",
     "release",
     "unverified_note",
@@ -28,19 +31,45 @@ VERIFIED: dict[str, tuple[str, ...]] = {
 """Releases whose real steps on the CPU were compared with their traces; docs/compatibility.md."""
 
 
-@cache
 def release(package: str) -> str | None:
     """The release of an installed package; builds of one release trace alike."""
+    number = full_release(package)
+    return None if number is None else number.partition("+")[0]
+
+
+@cache
+def full_release(package: str) -> str | None:
+    """The release of an installed package, with the build where its index names that: ``+cpu``."""
     number = _release_by_folder(package)
     if number is None:
         # loads a parser of e-mail: only where the usual place does not tell
         from importlib.metadata import PackageNotFoundError, version
 
         try:
-            number = version(package)
+            return version(package)
         except PackageNotFoundError:
             return None
-    return number.partition("+")[0]
+    return number
+
+
+def build_of(module: str) -> str:
+    """What an installed package was built for, ``cpu`` or ``cu130``; empty where it does not say.
+
+    PyTorch's packages say it in ``version.py``, those of PyPI as well, whose releases do not.
+    """
+    for entry in sys.path:
+        try:
+            text = (Path(entry or ".") / module / "version.py").read_text()
+        except (OSError, ValueError):
+            continue
+        match = _VERSION.search(text)
+        return "" if match is None else match["build"] or ""
+    return ""
+
+
+_VERSION = re.compile(
+    r"^__version__\s*=\s*['\"][^'\"+]*(?:\+(?P<build>[^'\"]+))?['\"]", re.MULTILINE
+)
 
 
 def _release_by_folder(package: str) -> str | None:

@@ -47,6 +47,7 @@ class _AdapterWords:
     lora_target_modules: tuple[str, ...] = option(
         (),
         "Modules that get adapters: names with commas between, a regular expression or all-linear; "
+        "and-all-linear among names adds all linear layers to them (axolotl's lora_target_linear); "
         "left out, peft's own for the architecture. Repeatable.",
         "--lora-target-modules --target-modules NAMES lora_target",
         key="target_modules",

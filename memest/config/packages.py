@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memest.config.installed import VERIFIED, installed_version, release
+from memest.config.installed import (
+    VERIFIED,
+    build_of,
+    full_release,
+    installed_version,
+    release,
+)
 from memest.config.optimizers import facts_of
 from memest.config.training_run import TrainingRun
 from memest.errors import MissingDependencyError
@@ -23,10 +30,13 @@ __all__ = [
     "TORCH",
     "TRANSFORMERS",
     "Need",
+    "broken_import",
+    "build_again",
     "is_there",
     "library_needed",
     "library_of",
     "needs_of",
+    "other_build",
     "pinned",
 ]
 
@@ -48,14 +58,84 @@ def pinned(text: str) -> str:
 
     Packages that are built for one release of torch (torchvision) replace another one: gigabytes,
     and what was traced with the one that was there is not believed any more. ``torch==2.13.0`` is
-    kept by a build of it (``+cpu``) as well. Releases too old for memest's extras are not kept.
+    kept by a build of it (``+cpu``) as well, and where that came from an index of PyTorch's the
+    line names it: what PyPI has beside it is built for CUDA, and cannot be imported with that one.
+    Releases too old for memest's extras are not kept.
     """
     kept = [
         f" '{name}=={release(name)}'"
         for name, (oldest, *_) in VERIFIED.items()
         if (installed_version(name) or (0, 0)) >= tuple(map(int, oldest.split(".")))
     ]
-    return _INSTALL.sub(lambda match: match[0] + "".join(kept), text)
+    index = _index((full_release("torch") or "").partition("+")[2]) if kept else ""
+    added = "".join((f" --extra-index-url {index}" if index else "", *kept))
+    return _INSTALL.sub(lambda match: match[0] + added, text)
+
+
+_BUILD = re.compile(r"cpu|xpu|cu\d+|rocm[\d.]+")
+
+
+def _index(build: str) -> str:
+    """The index of PyTorch's that has a build; empty for one of somebody else's."""
+    return f"https://download.pytorch.org/whl/{build}" if _BUILD.fullmatch(build) else ""
+
+
+def other_build(module: str) -> str:
+    """What to say of a package that was built for another torch than is there; empty otherwise."""
+    build, own = build_of(module), build_of("torch")
+    if not is_there(module) or not build or not own or build == own:
+        return ""
+    return f"{module} is built for {build}, and the installed torch for {own}"
+
+
+def build_again(module: str) -> str:
+    """What to type for the release and the build of a package that go with the torch there is."""
+    index = _index(build_of("torch"))
+    place = f"--index-url {index} " if index else ""
+    return f"pip uninstall -y {module}; pip install {place}{module} 'torch=={release('torch')}'"
+
+
+def broken_import(error: BaseException) -> MissingDependencyError | None:
+    """What to raise in place of an import that failed inside an installed package.
+
+    transformers wraps such errors in its own (``Could not import module 'LlamaConfig'``), so that
+    to blame is the last package that was being imported when the first of them was raised.
+
+    Args:
+        error: as it was caught; what caused it is followed.
+
+    Returns:
+        None where no package was being imported, or one is not installed.
+    """
+    from importlib.metadata import packages_distributions
+
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    if isinstance(error, ModuleNotFoundError):
+        return None
+    names = [
+        str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+        if frame.f_code.co_name == "<module>"
+    ]
+    known = packages_distributions() if names else {}
+    blamed = [name for name in names if name in known and name not in _BYSTANDERS]
+    if not blamed:
+        return None
+    name = blamed[-1]
+    package = known[name][0]
+    text = (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
+    found = f"{package} is installed and cannot be imported ({type(error).__name__}: {text})"
+    if package not in _BUILT_FOR_TORCH:
+        return MissingDependencyError(f"{found}: pip install --force-reinstall {package}.")
+    why = other_build(name) or f"it must go with the installed torch {full_release('torch')}"
+    return MissingDependencyError(f"{found}: {why}. Do: {build_again(package)}.")
+
+
+_BYSTANDERS = frozenset("memest torch transformers".split())
+"""Packages through which an import runs that fails in another one."""
+_BUILT_FOR_TORCH = frozenset("torchvision torchaudio".split())
+"""Packages each release and build of which goes with one of torch."""
 
 
 @dataclass(frozen=True, slots=True)

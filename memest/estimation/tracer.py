@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from memest.config.inputs import NO_INPUTS, ModuleInputs
 from memest.config.installed import release
 from memest.config.optimizers import facts_of
-from memest.config.packages import TORCH
+from memest.config.packages import TORCH, broken_import
 from memest.config.setup import Setup
-from memest.errors import MemestError, NotKnownError
+from memest.errors import MemestError, ModelLoadError, NotKnownError
 from memest.estimation.early import refuse_early, say_import
 from memest.estimation.question import Question
 from memest.estimation.shipped_runs import what_counts
@@ -207,16 +207,21 @@ class Tracer:
 
         self.say(building)
         inputs = self.module_inputs
-        meta_model = build(
-            traced_setup(request),
-            self.source,
-            self.module,
-            inputs.inputs,
-            inputs.loss,
-            step_fn=inputs.step_fn,
-            dims=inputs.dims,
-            model_args=inputs.model_args,
-        )
+        try:
+            meta_model = build(
+                traced_setup(request),
+                self.source,
+                self.module,
+                inputs.inputs,
+                inputs.loss,
+                step_fn=inputs.step_fn,
+                dims=inputs.dims,
+                model_args=inputs.model_args,
+            )
+        except (ImportError, ModelLoadError) as error:
+            if (broken := broken_import(error)) is not None:
+                raise broken from error
+            raise
         profile.meta_models[built_for] = meta_model
         return meta_model
 

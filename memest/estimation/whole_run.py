@@ -230,10 +230,17 @@ def generation_notes(setup: Setup) -> Iterator[str]:
     if generating is None or generating.generation is None:
         return
     generation, batch = generating.generation, generating.batch
+    if generating.seq_len is not None:
+        prompts = (
+            f"prompts of {generating.seq_len:,} tokens (dense: padding changes the mask alone)"
+        )
+    elif generating.audio_seconds is not None:
+        prompts = f"clips of {generating.audio_seconds:g} seconds"
+    else:
+        prompts = "samples"
     yield (
-        f"generation: {batch} prompts of {generating.seq_len} tokens (dense: padding changes the "
-        f"mask alone), {generation.words}, until the end: sequences that finish early are carried "
-        "along."
+        f"generation: {batch} {prompts}, {generation.words}, until the end: sequences that finish "
+        "early are carried along."
     )
     if setup.generation is not None and generation.cache == "dynamic":
         yield (

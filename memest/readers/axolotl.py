@@ -6,6 +6,7 @@ checkpointing), ``loaders/model.py`` (quantisation), ``core/builders/base.py`` (
 
 from __future__ import annotations
 
+from memest.config.adapter import LINEAR_TOO
 from memest.errors import ConfigError
 from memest.readers.axolotl_keys import AXOLOTL_IGNORED_KEYS, AXOLOTL_UNMODELLED_KEYS
 from memest.readers.mapping import DocumentKeys, Key, KeyTable
@@ -134,9 +135,11 @@ def _adapter(keys: DocumentKeys) -> None:
         if value not in (None, False) and value != []:
             set_adapter_value(keys, option, value, key)
     if linear:
-        keys.set("lora_target_modules", ("all-linear",), "lora_target_linear")
-        if keys.has("lora_target_modules"):
-            keys.miss("lora_target_modules", "named besides lora_target_linear: all linear layers")
+        key = "lora_target_modules"
+        named = names_of(keys.document.get(key) or (), keys.where(key))
+        # its own rule: the union; a name can be one of a head, or of experts that are no layers
+        targets = (LINEAR_TOO, *named) if named else ("all-linear",)
+        keys.set(key, targets, "lora_target_linear")
     if kind == "qlora" and eight:
         raise ConfigError(
             f"{keys.where('adapter')} qlora is for 4-bit bases, and load_in_8bit is on."

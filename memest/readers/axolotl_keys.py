@@ -61,8 +61,9 @@ AXOLOTL_IGNORED_KEYS = {
             "how weights are loaded": """lora_on_cpu qlora_sharded_model_loading reinit_weights
                 merge_method peft_ensure_weight_tying revision_of_model
                 experimental_skip_move_to_device""",
-            "of the way of training that rl names": """trl vllm dpo_beta dpo_generate_during_eval
-                dpo_norm_loss dpo_use_logits_to_keep dpo_label_smoothing dpo_loss_type
+            "a setting of the method that rl names, which changes no memory": """trl vllm dpo_beta
+                dpo_generate_during_eval dpo_norm_loss dpo_use_logits_to_keep
+                dpo_label_smoothing dpo_loss_type
                 dpo_loss_weights dpo_padding_free dpo_use_liger_kernel dpo_use_weighting
                 kto_desirable_weight kto_undesirable_weight orpo_alpha cpo_alpha simpo_gamma rl_beta
                 rpo_alpha precompute_ref_log_probs center_rewards_coefficient""",

@@ -41,7 +41,7 @@ from memest.readers.values import (
     plain,
 )
 from memest.readers.with_model import fitted, length_remarks
-from memest.report.result import Origin
+from memest.report.result import NOT_MODELLED, Origin
 
 __all__ = ["RunConfig", "settle"]
 
@@ -253,7 +253,7 @@ def settle(
             words = tuple(dict.fromkeys((*getattr(setup, name), *map(str, remarks))))
             added: dict[str, Any] = {name: words}
             setup = replace(setup, **added)
-            acting[name] = ReadValue(name, words, "what is not modelled", Level.FILE)
+            acting[name] = ReadValue(name, words, NOT_MODELLED, Level.FILE)
     named_model = acting.get("model")
     return RunConfig(
         model=None if named_model is None else str(named_model.value),

@@ -384,8 +384,9 @@ def _adapters(keys: DocumentKeys) -> None:
 
 _OF_METHODS = by_key(
     {
-        "of the way of training that is named": """num_generations reward_funcs reward_weights
-            vllm_mode desirable_weight undesirable_weight center_rewards_coefficient loss_type
+        "a setting of the method, which changes no memory": """num_generations reward_funcs
+            reward_weights vllm_mode desirable_weight undesirable_weight
+            center_rewards_coefficient loss_type
             precompute_ref_log_probs rpo_alpha max_prompt_length
             max_completion_length temperature top_p top_k min_p repetition_penalty num_iterations
             epsilon epsilon_high scale_rewards vllm_gpu_memory_utilization vllm_server_host

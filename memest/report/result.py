@@ -15,6 +15,7 @@ from memest.report.answer import SCHEMA_VERSION, Answer, Document, document
 from memest.report.life_result import RunLife
 
 __all__ = [
+    "NOT_MODELLED",
     "SUFFIXES",
     "CalibrationFacts",
     "Estimate",
@@ -216,6 +217,10 @@ class Origin:
     option: str
     value: Any
     source: str
+
+
+NOT_MODELLED = "what is not modelled"
+"""The source of ``unpriced`` and ``overpriced`` where a reader filled them in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

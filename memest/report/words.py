@@ -13,7 +13,15 @@ from memest.config.rollouts import Engine, Rollouts
 from memest.config.setup import MAX_BATCH, Dtype, Loop, Precision, Setup
 from memest.events import Phase
 from memest.report.layers import STEP_PHASES
-from memest.report.result import Estimate, GpuFit, Interval, Origin, PeakMoment, Verdict
+from memest.report.result import (
+    NOT_MODELLED,
+    Estimate,
+    GpuFit,
+    Interval,
+    Origin,
+    PeakMoment,
+    Verdict,
+)
 from memest.units import format_size
 
 __all__ = [
@@ -435,10 +443,12 @@ def render_origins(
     """The table of ``--explain``, and what was left aside, ready for stdout.
 
     Args:
-        origins: of all values; those that are no defaults get a row each.
+        origins: of all values; those that are no defaults get a row each, but for what stands
+            among the keys below it too.
         ignored: keys with why they do not matter.
         not_modelled: keys with what is missing.
     """
+    origins = [each for each in origins if each.source != NOT_MODELLED]
     told = [each for each in origins if each.source != "default"]
     rows = [("option", "value", "origin")]
     rows += [(each.option, _value(each.value), each.source) for each in told]

@@ -59,6 +59,13 @@ class ExampleBatch:
     def _check_dims(self) -> None:
         """A letter that stands nowhere is a slip of the pen."""
         dim_names = {name for name, _ in self.inputs.dims}
+        if dim_names and self.image_side is not None:  # what the library says takes no letters
+            name, value = self.inputs.dims[0]
+            example = f"--image-size {value if name == self.image_side[0] else self.image_side[1]}"
+            raise ConfigError(
+                f"--dim {name}={value}: no --input has it. What a model of this library is fed is "
+                f"known: --batch sets how many images, {example} their side."
+            )
         used = self._letters
         for name in sorted(dim_names - used):
             near = closest(name, used)

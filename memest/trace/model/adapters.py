@@ -20,7 +20,7 @@ from unittest import mock
 
 import torch
 
-from memest.config.adapter import Adapter
+from memest.config.adapter import LINEAR_TOO, Adapter
 from memest.config.packages import ADAPTERS
 from memest.config.setup import Setup, Task
 from memest.errors import ConfigError, MemestError, closest
@@ -79,6 +79,7 @@ def add_adapter(
     except ImportError as error:
         raise ADAPTERS.missing() from error
     config, notes = _config(adapter, task)
+    _add_linear(config, model)
     notes += _unmatched(adapter, [name for name, _ in model.named_modules()])
     _leave_out(config, model, setup)
     register_packed_layers(config, model, adapter.method)
@@ -137,9 +138,27 @@ def _unmatched(adapter: Adapter, names: Sequence[str]) -> list[str]:
         notes += [
             f"{key} {each} of the adapters has no effect: no module is called so"
             for each in (wanted if isinstance(wanted, list) else ())
-            if not any(f".{name}".endswith(f".{each}") for name in names)
+            if each != LINEAR_TOO and not any(f".{name}".endswith(f".{each}") for name in names)
         ]
     return notes
+
+
+def _add_linear(config: Any, model: Any) -> None:
+    """:data:`LINEAR_TOO` among names as the names that it stands for.
+
+    Source: ``find_all_linear_names`` of axolotl 0.19 (``loaders/adapter.py``): all classes that
+    are called so, by the last part of their paths, without the head.
+    """
+    wanted = getattr(config, "target_modules", None)
+    if not isinstance(wanted, set) or LINEAR_TOO not in wanted:
+        return
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    linear_names = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if "Linear" in type(module).__name__ and module is not head
+    }
+    config.target_modules = (wanted - {LINEAR_TOO}) | linear_names
 
 
 _ADALORA_STEPS = 10_000

@@ -200,17 +200,31 @@ def test_a_package_that_is_not_installed(name):
 
 
 @pytest.mark.parametrize(
-    ("installed", "kept"),
+    ("installed", "index", "kept"),
     [
-        ({"torch": "2.13.0", "transformers": "5.23.0"}, " 'torch==2.13.0' 'transformers==5.23.0'"),
-        ({"torch": "2.13.0"}, " 'torch==2.13.0'"),
-        ({"torch": "2.10.1"}, ""),  # the extra asks for another
-        ({}, ""),
+        (
+            {"torch": "2.13.0", "transformers": "5.23.0"},
+            "",
+            " 'torch==2.13.0' 'transformers==5.23.0'",
+        ),
+        (
+            {"torch": "2.13.0+cpu"},
+            " --extra-index-url https://download.pytorch.org/whl/cpu",
+            " 'torch==2.13.0'",
+        ),
+        ({"torch": "2.13.0+our.own"}, "", " 'torch==2.13.0'"),
+        ({"torch": "2.10.1+cpu"}, "", ""),  # the extra asks for another
+        ({}, "", ""),
     ],
     ids=str,
 )
-def test_what_is_typed_to_install_keeps_the_torch_that_is_there(monkeypatch, installed, kept):
-    monkeypatch.setattr("memest.config.packages.release", installed.get)
+def test_what_is_typed_to_install_keeps_the_torch_that_is_there(
+    monkeypatch, installed, index, kept
+):
+    monkeypatch.setattr("memest.config.packages.full_release", installed.get)
+    monkeypatch.setattr(
+        "memest.config.packages.release", lambda name: installed[name].partition("+")[0]
+    )
     monkeypatch.setattr(
         "memest.config.packages.installed_version",
         lambda name: tuple(map(int, installed[name].split(".")[:2])) if name in installed else None,
@@ -218,7 +232,7 @@ def test_what_is_typed_to_install_keeps_the_torch_that_is_there(monkeypatch, ins
     monkeypatch.setattr("memest.config.packages.is_there", lambda _: False)
     with pytest.raises(MissingDependencyError) as caught:
         library_need("torchvision").check()
-    assert str(caught.value).endswith(f"pip install 'memest-gpu[vision]'{kept}.")
+    assert str(caught.value).endswith(f"pip install 'memest-gpu[vision]'{index}{kept}.")
     assert pinned("pip install --no-deps liger-kernel") == "pip install --no-deps liger-kernel"
 
 

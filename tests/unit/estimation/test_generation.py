@@ -12,6 +12,7 @@ import memest
 from memest.config.generation import Generation
 from memest.config.options import setup_from_options
 from memest.errors import ConfigError
+from memest.estimation.whole_run import generation_notes
 from memest.events import Phase
 from memest.trace import generation as traced
 
@@ -161,3 +162,17 @@ def test_what_says_nothing_is_refused(options, said):
 def test_models_that_do_not_generate_are_refused():
     with pytest.raises(ConfigError, match="does not generate text"):
         memest.estimate("bert-base-uncased?num_hidden_layers=1", generate=4, seq_len=16)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"seq_len": 2048}, "8 prompts of 2,048 tokens (dense"),
+        ({"audio_seconds": 30}, "8 clips of 30 seconds, 16 tokens"),
+        ({"image_size": 224}, "8 samples, 16 tokens"),
+    ],
+    ids=str,
+)
+def test_what_is_begun_with_is_called_by_its_own_size(sizes, words):
+    setup = setup_from_options(eval_batch=8, generate=16, **sizes)
+    assert words in next(generation_notes(setup))

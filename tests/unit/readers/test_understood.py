@@ -80,6 +80,12 @@ FILES = {
          "plugins": ["axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"]},
         {"fused_loss": "cce", "seq_len": 2048, "lora_r": 8}, "", "",
     ),
+    "axolotl puts adapters on linear layers besides those that are named": (
+        {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 1, "adapter": "lora",
+         "lora_r": 8, "lora_alpha": 16, "lora_target_linear": True, "bf16": True,
+         "lora_target_modules": ["q_proj", "lm_head"]},
+        {"lora_target_modules": ("and-all-linear", "q_proj", "lm_head")}, "", "",
+    ),
     "axolotl cuts the cross entropy by its key": (
         {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 1, "bf16": True,
          "cut_cross_entropy": True},

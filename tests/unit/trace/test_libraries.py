@@ -98,6 +98,11 @@ class TestBatch:
         assert grey.setup.image_size == 48
         assert inputs(grey) == 4 * (48 * 48 * 4 + 8)
 
+    @pytest.mark.parametrize(("letter", "size"), [("H", 48), ("W", 32)])
+    def test_a_letter_is_refused_where_the_library_says_the_batch(self, letter, size):
+        with pytest.raises(ConfigError, match=rf"--dim {letter}=48: .* --image-size {size} "):
+            memest.estimate("timm/small_net", dims={letter: 48}, **OPTIONS)
+
     def test_classes_by_argument_and_by_option(self):
         by_argument = memest.estimate("timm/small_net?num_classes=10", **OPTIONS)
         by_option = memest.estimate("timm/small_net", num_labels=10, **OPTIONS)
