@@ -227,8 +227,8 @@ Methods that write their own answers: memest help rollouts.
     "rollouts": Topic(
         "GRPO and RLOO: runs that write what they learn from",
         """
---method grpo or rloo is what is trained for, as TRL's trainers do it: bf16 autocast and checkpointing
-are on unless --precision and --checkpointing say otherwise.
+--method grpo or rloo is what is trained for, as TRL's trainers do it:
+bf16 autocast and checkpointing are on unless --precision and --checkpointing say otherwise.
 
 --batch | Completions of one micro-batch on one GPU, not prompts.
 --seq-len | Prompt and completion; --completion-len is the completion's part, left out half.
