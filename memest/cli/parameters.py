@@ -149,7 +149,8 @@ def read_question(
         axes: options that the command sets itself: those of ``--over``, what it looks for.
         left_open: options that the command decides where a framework's default alone says them.
         needs_model: False for a command that has something to say without one.
-        off: switches that were named with a word for false: they take back what files say.
+        off: switches that were named with a word for false: they take back what files say, or
+            other options imply.
         compares: several configurations in the place of models are runs of their own.
 
     Raises:
@@ -169,8 +170,7 @@ def read_question(
     place = {name: value for name, value in options.items() if not find_option(name).field}
     flags = {name: value for name, value in options.items() if name not in place}
     first = model_names[0] if model_names else None
-    if files or launch is not None:
-        flags = {**_switched_off(off, flags), **flags}
+    flags = {**_switched_off(off, flags), **flags}
     if separate_runs and len(configurations) > 1:
         read = tuple(
             read_config(*config, reference, config_format=config_format, command=launch, **flags)

@@ -212,7 +212,8 @@ Side by side: memest compare MODEL --bf16 --vs peft=lora --vs qlora
     "preferences": Topic(
         "DPO and the other methods that learn from preferred answers",
         """
---method dpo, ipo, kto, orpo, cpo, simpo or reward is what is trained for, as TRL's trainers do it.
+--method dpo, ipo, kto, orpo, cpo, simpo or reward is what is trained for, as TRL's trainers do it:
+bf16 autocast and checkpointing are on unless --precision and --checkpointing say otherwise.
 
 --batch | Pairs of answers (kto: answers): two sequences each.
 --seq-len | Prompt and answer together.
@@ -222,7 +223,7 @@ the reference | DPO, IPO and KTO ask a second model, as large as the first in we
 --log-probs | How many scores are held at once: fused (TRL 1.15 and later), logits (TRL 1.6 to
     1.13), float32 (LLaMA-Factory).
 
-For example: memest estimate Qwen/Qwen3-8B --method dpo --qlora --bf16 --checkpointing --gpu l40s
+For example: memest estimate Qwen/Qwen3-8B --method dpo --qlora --gpu l40s
 
 Methods that write their own answers: memest help rollouts.
 """,
@@ -231,7 +232,8 @@ Methods that write their own answers: memest help rollouts.
     "rollouts": Topic(
         "GRPO and RLOO: runs that write what they learn from",
         """
---method grpo or rloo is what is trained for, as TRL's trainers do it.
+--method grpo or rloo is what is trained for, as TRL's trainers do it:
+bf16 autocast and checkpointing are on unless --precision and --checkpointing say otherwise.
 
 --batch | Completions of one micro-batch on one GPU, not prompts.
 --seq-len | Prompt and completion; --completion-len is the completion's part, left out half.
@@ -242,7 +244,7 @@ Methods that write their own answers: memest help rollouts.
     that back while the model trains.
 --engine server | vLLM elsewhere.
 
-For example: memest estimate Qwen/Qwen3-0.6B --method grpo --bf16 --checkpointing --gpu rtx-4090
+For example: memest estimate Qwen/Qwen3-0.6B --method grpo --gpu rtx-4090
 """,
         "rollout grpo rloo vllm generation completions reinforcement",
     ),

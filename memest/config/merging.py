@@ -25,7 +25,7 @@ from memest.config.option_table import OPTIONS
 from memest.config.parallelism import ONE_GPU
 from memest.config.quantization import Format, Quantization, prepares_base, read_quantization
 from memest.config.rollouts import Rollouts
-from memest.config.setup import Setup
+from memest.config.setup import Precision, Setup
 from memest.errors import ConfigError, hint, not_legal
 
 __all__ = ["implied_options", "merge_all", "read_bool"]
@@ -39,6 +39,7 @@ _4BIT_ONLY = ("quant_type", "compute_dtype", "double_quant", "quant_storage")
 _PATTERN = re.compile(r"[*+?\[\](){}|^$\\]")
 _TRUE = frozenset({"true", "yes", "on", "1", "t", "y"})
 _FALSE = frozenset({"false", "no", "off", "0", "f", "n"})
+_BF16_NAMES = ("precision", "bf16")
 _OF_BASES = ("qlora", "load_in_4bit", "load_in_8bit")
 _FLAGS = {option.key or option.name: option.flags[0] for option in OPTIONS}
 
@@ -49,12 +50,12 @@ def merge_all(values: dict[str, Any], base: Setup | None) -> None:
     Raises:
         ConfigError: contradictions, wrong values, options without what they belong to.
     """
-    if base is None:
-        for name, value in implied_options(values).items():
-            values.setdefault(name, value)
+    implied = {} if base is not None else implied_options(values)
     _merge_precision(values, base)
     _expand_qlora(values, base)
     _merge_deepspeed(values, base)
+    for name, value in implied.items():  # a file's word goes before
+        values.setdefault(name, value)
     _merge_adapter(values, base)
     _merge_quantization(values, base)
     _merge_checkpointing(values, base)
@@ -79,10 +80,11 @@ def implied_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Values that options imply for others, unless those are named.
 
     Peft's preparation of a quantised base switches checkpointing on unless it is told not to
-    (:func:`prepares_base`), which TRL's own trainers do not ask for. They load a model that they
-    are given by name in float32 (``create_model_from_path`` of TRL 1.16, ``from_pretrained`` of
-    transformers 4 before), OnlineDPOTrainer alone as it was saved; what is quantised comes from a
-    ``from_pretrained`` of the user's own.
+    (:func:`prepares_base`), which TRL's own trainers do not ask for. All configurations of TRL have
+    checkpointing on, and bf16 where fp16 is not (``_BaseConfig`` of TRL 1.16). Its trainers load a
+    model that they are given by name in float32 (``create_model_from_path`` of TRL 1.16,
+    ``from_pretrained`` of transformers 4 before), OnlineDPOTrainer alone as it was saved; what is
+    quantised comes from a ``from_pretrained`` of the user's own.
     """
 
     def is_on(name: str) -> bool:
@@ -96,8 +98,12 @@ def implied_options(options: Mapping[str, Any]) -> dict[str, Any]:
     if in_full and not is_quantised:
         out["dtype"] = Dtype.FLOAT32.value
     by_trl = method.is_in_trl_trainer and options.get("log_probs") in (None, LogProbs.FUSED)
-    if is_quantised and _is_prepared(options, by_trl=by_trl):
+    is_prepared = is_quantised and _is_prepared(options, by_trl=by_trl)
+    if is_prepared or not method.is_supervised:
         out["checkpointing"] = "full"
+    names_autocast = is_on("fp16") or any(options.get(name) is not None for name in _BF16_NAMES)
+    if not method.is_supervised and not names_autocast:
+        out["precision"] = Precision.BF16.value
     return out
 
 

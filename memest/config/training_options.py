@@ -116,7 +116,8 @@ class TrainingOptions:
     method: Method = option(
         Method.SUPERVISED,
         f"What is trained for: {legal_values(Method)}. All but the first are TRL's trainers: "
-        "weights are float32 unless --dtype says otherwise (online-dpo: as saved), --batch counts "
+        "bf16 autocast and checkpointing are on unless --precision and --checkpointing say "
+        "otherwise, weights float32 unless --dtype does (online-dpo: as saved), --batch counts "
         "pairs of answers (kto, grpo, rloo: answers; online-dpo: prompts, of two answers each), "
         "--seq-len the tokens of prompt and answer.",
         "NAME",

@@ -384,7 +384,7 @@ def _adapters(keys: DocumentKeys) -> None:
 
 _OF_METHODS = by_key(
     {
-        "a setting of the method, which changes no memory": """num_generations reward_funcs
+        "a setting of the method that is named": """num_generations reward_funcs
             reward_weights vllm_mode desirable_weight undesirable_weight
             center_rewards_coefficient loss_type
             precompute_ref_log_probs rpo_alpha max_prompt_length

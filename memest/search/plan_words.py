@@ -33,6 +33,7 @@ def changed_training(candidate: Candidate, finder: Finder, freedom: Freedom) -> 
 def arguments_of(candidate: Candidate) -> tuple[str, ...]:
     """The plan as options that TrainingArguments and memest both take."""
     combo = candidate.combo
+    is_trl = not candidate.estimate.setup.method.is_supervised  # has both on unless it is told
     words = [f"--per_device_train_batch_size={candidate.batch}"]
     if candidate.grad_accum > 1:
         words.append(f"--gradient_accumulation_steps={candidate.grad_accum}")
@@ -40,12 +41,16 @@ def arguments_of(candidate: Candidate) -> tuple[str, ...]:
         words.append("--gradient_checkpointing")
     elif combo.checkpointing == "selective":
         words.append("--checkpointing=selective")
-    elif combo.checkpointing != "none":
+    elif combo.checkpointing == "none":
+        words += ["--gradient_checkpointing=false"] * is_trl
+    else:
         interval = combo.checkpointing.partition(":")[2]
         words.append("--gradient_checkpointing")
         words.append(f'--gradient_checkpointing_kwargs={{"every_n_layers": {interval}}}')
     if combo.precision is not Precision.FP32:
         words.append(f"--{combo.precision.value}")
+    elif is_trl:
+        words.append("--bf16=false")
     words.append(f"--optim={combo.optim}")
     rollouts = candidate.estimate.setup.rollouts
     if rollouts is not None and rollouts.engine is Engine.VLLM:

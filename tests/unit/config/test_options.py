@@ -241,6 +241,9 @@ def test_a_new_option_is_one_declaration(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+FP16_FILE = {"zero_optimization": {"stage": 2}, "fp16": {"enabled": True}}
+
+
 @pytest.mark.parametrize(
     ("options", "dtype"),
     [
@@ -253,6 +256,25 @@ def test_a_new_option_is_one_declaration(tmp_path):
 )
 def test_trl_loads_a_model_by_name_in_float32(options, dtype):
     assert setup_from_options(**options).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("options", "precision", "checkpointing"),
+    [
+        ({"method": "grpo"}, "bf16", "full"),
+        ({"method": "orpo", "fp16": True}, "fp16", "full"),
+        ({"method": "orpo", "fp16": False}, "bf16", "full"),
+        ({"method": "kto", "bf16": False}, "fp32", "full"),
+        ({"method": "dpo", "precision": "fp32", "checkpointing": "none"}, "fp32", "none"),
+        ({"method": "dpo", "checkpointing": "every_n:2"}, "bf16", "every_n:2"),
+        ({"method": "dpo", "zero_settings": FP16_FILE, "num_gpus": 2}, "fp16", "full"),
+        ({"method": "supervised"}, "fp32", "none"),
+    ],
+)
+def test_methods_of_trl_have_its_defaults(options, precision, checkpointing):
+    """``_BaseConfig`` of TRL 1.16, ahead of which goes what is named."""
+    setup = setup_from_options(**options)
+    assert (setup.precision, setup.checkpointing) == (precision, checkpointing)
 
 
 LORA_16 = {"lora_r": 16}
