@@ -49,6 +49,7 @@ from memest.replay.inspection import CachePicture, OtherOptions, TimelinePoint
 from memest.replay.retrace import SnapshotReplay
 from memest.report.findings import Comparison, Plan, Reasons, Scenario
 from memest.report.growth_result import GrowthExplanation
+from memest.report.life_result import RunLife
 from memest.report.max_batch_result import EffectiveBatch, Largest, MaxBatch
 from memest.report.oom_message import MessageSize, OomMessage
 from memest.report.oom_result import Change, MessageMatch, OomExplanation
@@ -229,11 +230,11 @@ def _stage(defs: Definitions) -> Schema:
         "name": TEXT, "options": by_name(ANY, "That say so, by keyword."),
         "refused": said(TEXT, "Why there are no figures; then none of those below is there."),
         "peak": defs.add("ThreePeaks", _three_peaks(defs)), "bytes": parts,
-        "host_bytes": said(WHOLE, "What each process keeps in host memory for it, in bytes."),
-        "verdict": or_null(defs.typed(Verdict)),
-    }, optional=("refused", "peak", "bytes", "host_bytes", "verdict"),
+        "host_bytes": said(WHOLE, "Of the fullest process at the fullest moment, in bytes."),
+        "host": defs.typed(RunLife), "verdict": or_null(defs.typed(Verdict)),
+    }, optional=("refused", "peak", "bytes", "host_bytes", "host", "verdict"),
         description=first_line(StageRow))  # fmt: skip
-    figures = ["peak", "bytes", "host_bytes", "verdict"]
+    figures = ["peak", "bytes", "host_bytes", "host", "verdict"]
     return stage | {"anyOf": [{"required": ["refused"]}, {"required": figures}]}
 
 

@@ -14,7 +14,7 @@ from memest.config.installed import release
 from memest.config.options import no_gpu, read_size, read_whole
 from memest.config.setup import choose
 from memest.errors import ConfigError, MemestError, UnknownGpuError
-from memest.units import parse_size
+from memest.units import MIB, parse_size
 
 if TYPE_CHECKING:
     from memest.readers.run_config import RunConfig
@@ -217,8 +217,11 @@ def _budget(text: str) -> int:
         budget = parse_size(text)
     except ConfigError as error:
         raise ConfigError(f"--fail-over: {error}") from None
-    if budget < 1:
-        raise ConfigError(f"--fail-over {text!r} is no memory at all: write for example 22GiB.")
+    if budget < MIB:
+        raise ConfigError(
+            f"--fail-over {text} is {budget} bytes, and no run takes so little: write for example "
+            "--fail-over 22GiB."
+        )
     return budget
 
 
@@ -322,7 +325,9 @@ def run_fits(
         document |= {"limits": [limit.document() for limit in limits], "exit_code": int(code)}
         output.document(document)
     elif not output.quiet:
-        write_out("".join(f"{limit.sentence}\n" for limit in limits))
+        # the worst first, whose exit code it is
+        worst_first = sorted(limits, key=lambda limit: -limit.verdict.rank)
+        write_out("".join(f"{limit.sentence}\n" for limit in worst_first))
         _say_what_was_taken(options, output)
         for text in (*answer.notes, *answer.assumptions):
             if "has no effect" in text:

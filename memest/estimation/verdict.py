@@ -158,8 +158,8 @@ def _release_words(target: TargetGpu, peaks: Peaks, stream: Stream, conf: Alloca
     words = f"{sizes} reserved: the allocator gives cached memory back on the way, which is slower"
     if peaks.low_bytes <= target.usable_bytes:
         words = (
-            f"it may take up to {format_size(peaks.high_bytes)}, and gives cached memory back "
-            "where that is too much, which is slower"
+            "it may take more than there is, and the allocator then gives cached memory back, "
+            "which is slower"
         )
     if conf.expandable_segments:
         return words

@@ -192,7 +192,8 @@ def budget_sentence(estimate: Estimate, budget: int, verdict: Verdict) -> str:
     }[verdict]
     need = format_size(estimate.peak.device_bytes)
     return (
-        f"{estimate.model.id} {keeps} the {format_size(budget)} allowed: it needs {need} "
+        f"{verdict.value.capitalize()}: {estimate.model.id} {keeps} the {format_size(budget)} "
+        f"allowed (--fail-over): it needs {need} "
         f"({range_text(estimate.interval)}){_unpriced_words(estimate)}."
     )
 

@@ -338,9 +338,9 @@ def test_every_kind_of_further_option_works(
     assert flag in command(app)
 
 
-def test_the_range_of_a_tight_run_is_told_once(open_page: Open) -> None:
+def test_a_range_around_the_memory_of_a_card_is_told_once(open_page: Open) -> None:
     app = open_page(model=MODEL, gpu="rtx-3060", batch="9")
-    assert verdict(app) == "Tight"
+    assert verdict(app) == "Fits by releasing cache"
     setup = memest.Setup(batch=9)
     high = memest.estimate(MODEL, setup, gpu="rtx-3060").interval.high_bytes
     assert hero(app).count(format_size(high)) == 1

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from memest.cli.argv import DECIDED, ESTIMATING, normalise, with_launch
+from memest.cli.argv import DECIDED, ESTIMATING, REFUSED, normalise, with_launch
 from memest.cli.commands import build
 from memest.cli.examples import EXAMPLES
 from memest.cli.help import help_page
@@ -96,12 +96,19 @@ def test_the_short_help_fits_on_a_screen(on_screen, command):
     assert len(lines) <= 60
     run = lines[lines.index("The run:") + 1 :]
     run = run[: run.index("")]
-    common = [x for x in OPTIONS if x.short is not None and x.name not in DECIDED.get(command, ())]
+    left_out = (*DECIDED.get(command, ()), *REFUSED.get(command, ()))
+    common = [x for x in OPTIONS if x.short is not None and x.name not in left_out]
     assert len(run) == len(common) + 1  # --config
     assert all(line.startswith("  --") for line in run), "one line each"
     # on a terminal of 80 columns, examples stand in one line or with their purpose below
     shown = [line for line in lines if line.startswith("  memest ") and line[9:13] != "help"]
     assert len(shown) >= 3
+
+
+@pytest.mark.parametrize("command", ESTIMATING)
+def test_no_help_names_what_its_command_refuses(on_screen, command):
+    text = on_screen(100, command, "--help", "all").stdout
+    assert ("--host-memory" in text) is (command not in ("max-batch", "compare", "advise"))
 
 
 @pytest.mark.parametrize("command", ESTIMATING)
@@ -116,7 +123,8 @@ def test_the_groups_hold_every_option(on_screen, command):
         )
     ]
     assert found == every
-    assert set(found) >= {option.flags[0] for option in OPTIONS}
+    refused = REFUSED.get(command, ())
+    assert set(found) >= {option.flags[0] for option in OPTIONS if option.name not in refused}
 
 
 def test_a_heading_has_words_of_its_own():

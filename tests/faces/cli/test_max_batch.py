@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from memest.cli.answering import exit_code
 from memest.config.setup import MAX_BATCH, Setup
 from memest.report.max_batch_result import (
     CurveEnd,
@@ -167,6 +168,22 @@ def test_lengths(cli):
 def test_not_even_one(cli):
     done = cli("max-batch", TINY, "--gpu", "t4", "--gpu-memory", "180MiB", "--seq-len", "32", "-q")
     assert (done.returncode, done.stdout, done.stderr) == (4, "0\n", "")
+
+
+@pytest.mark.parametrize(
+    ("memory", "more", "code"),
+    [("1GiB", (), 0), ("1GiB", ("--unpriced", "what else it does"), 7), ("180MiB", (), 4)],
+)
+def test_the_exit_code_is_that_of_fits(cli, memory, more, code):
+    words = (TINY, "--gpu", "t4", "--gpu-memory", memory, "--seq-len", "32", *more, "-q")
+    assert cli("max-batch", *words).returncode == cli("fits", *words, "-b", "1").returncode == code
+
+
+def test_the_code_of_a_search_is_that_of_the_best_size():
+    assert largest().verdict is Verdict.FITS
+    tight = largest(safe=0)
+    assert tight.verdict is Verdict.TIGHT
+    assert exit_code(largest().verdict, tight.verdict) == 3
 
 
 def test_a_length_that_the_model_does_not_take(here):

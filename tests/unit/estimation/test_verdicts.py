@@ -8,6 +8,7 @@ import pytest
 
 import memest
 from memest.cli.answering import exit_code, within
+from memest.cli.main import run
 from memest.estimation.gpu_target import target_gpus
 from memest.estimation.run_facts import Peaks
 from memest.estimation.verdict import verdict_for
@@ -54,6 +55,16 @@ def test_an_estimate_without_a_gpu_says_it_first():
 def test_a_budget_is_no_promise_either(fitting):
     assert within(fitting, 80 * GIB) is Verdict.CANNOT_SAY
     assert within(fitting, GIB) is Verdict.DOES_NOT_FIT
+
+
+def test_a_budget_has_its_unit_and_the_worst_is_said_first(capsys):
+    words = ["fits", BERT, "--batch", "8", "--fp16"]
+    assert run([*words, "--fail-over", "12"]) == 2
+    assert "is 12 bytes, and no run takes so little" in capsys.readouterr().err
+    assert run([*words, "--gpu", "a100-80gb", "--fail-over", "6GiB"]) == 4
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"Does not fit: {BERT} takes more than the 6.00 GiB allowed")
+    assert second.startswith("Fits: ")
 
 
 def test_advice_and_largest_batch_follow():
