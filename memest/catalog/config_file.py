@@ -53,6 +53,11 @@ def read_config(path: Path, *, label: str) -> dict[str, Any]:
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
+        if "out of memory" in text.lower():
+            raise ModelLoadError(
+                f"{label} is a log with an out-of-memory message, and no model: memest "
+                f"explain-oom {label}"
+            ) from error
         raise ModelLoadError(
             f"{label} is not valid JSON: {error.msg} in line {error.lineno}, column {error.colno}"
         ) from error

@@ -282,6 +282,8 @@ def run_fits(
     places = ("gpu", "gpu_memory", "host_memory")
     if budget is None and not any(options.get(name) for name in places):
         raise no_gpu("fits")
+    from memest.config.idle_options import IdleNote
+    from memest.estimation.kernel_notes import Emulated
     from memest.report.result import Verdict
     from memest.report.words import (
         budget_sentence,
@@ -330,6 +332,6 @@ def run_fits(
         write_out("".join(f"{limit.sentence}\n" for limit in worst_first))
         _say_what_was_taken(options, output)
         for text in (*answer.notes, *answer.assumptions):
-            if "has no effect" in text:
+            if isinstance(text, (IdleNote, Emulated)) or "has no effect" in text:
                 output.note(text)
     return code

@@ -21,7 +21,13 @@ def _text(log: str) -> str:
     if log != "-":
         # a message can be given as it is, in quotes
         is_message = "out of memory" in log.lower() or ran_out_elsewhere(log) is not None
-        return log if is_message and not os.path.isfile(log) else read_log(log)  # noqa: PTH113
+        there = os.path.isfile(log)  # noqa: PTH113
+        if not there and not is_message and ": " in log:
+            raise ConfigError(
+                f"{log!r} is no file, and there is no out-of-memory message in this text: give the "
+                "log, or the message itself, 'CUDA out of memory. Tried to allocate ...'."
+            )
+        return log if is_message and not there else read_log(log)
     if sys.stdin.isatty():
         raise ConfigError(
             "memest explain-oom - reads standard input, and nothing is sent there: memest "

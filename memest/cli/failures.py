@@ -48,10 +48,22 @@ def _no_such_option(flag: str, context: Any, *, estimating: bool) -> str:
         return f"{problem} It changes no memory: leave it out."
     if estimating and (says := what_says(flag)):
         return f"{problem} What says it: {says}."
+    if others := _commands_with(flag, context):
+        return f"{problem} {' and '.join(f'memest {name}' for name in others)} can be asked it."
     own = [spelling for each in context.command.get_params(context)
            for spelling in each.opts if not getattr(each, "hidden", False)]  # fmt: skip
     near = closest_flags(flag, own) if estimating else closest(flag, own)
     return f"{problem} Did you mean {' or '.join(near)}?" if near else problem
+
+
+def _commands_with(flag: str, context: Any) -> list[str]:
+    """The other commands that have an option."""
+    commands = getattr(getattr(context.parent, "command", None), "commands", {})
+    return [
+        name
+        for name, command in commands.items()
+        if any(flag in each.opts for each in command.params if not getattr(each, "hidden", False))
+    ]
 
 
 def _explain_os(error: OSError) -> str:

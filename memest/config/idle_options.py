@@ -19,7 +19,7 @@ from memest.config.life import Life, LifePart
 from memest.config.quantization import Format, Quantization
 from memest.config.training_run import TrainingRun
 
-__all__ = ["idle_options"]
+__all__ = ["IdleNote", "idle_options"]
 
 _WITH_LABELS = (
     Task.AUTO,
@@ -41,6 +41,12 @@ def _life(setup: TrainingRun) -> Life:
 
 def _gathers(setup: TrainingRun) -> bool:
     return _life(setup).stage3_gather_16bit_weights_on_model_save
+
+
+class IdleNote(str):
+    """What is said of such an option; an answer in one sentence tells it too."""
+
+    __slots__ = ()
 
 
 class Idle(NamedTuple):
@@ -200,7 +206,7 @@ _ROWS = (
 )
 
 
-def idle_options(setup: TrainingRun, capability: Capability) -> Iterator[str]:
+def idle_options(setup: TrainingRun, capability: Capability) -> Iterator[IdleNote]:
     """What to say of options without the effect that their names promise, in sentences.
 
     Args:
@@ -209,4 +215,4 @@ def idle_options(setup: TrainingRun, capability: Capability) -> Iterator[str]:
     """
     for row in _ROWS:
         if row.applies(setup, capability):
-            yield row.text.format(s=setup) + "."
+            yield IdleNote(row.text.format(s=setup) + ".")

@@ -11,7 +11,7 @@ _PREFERENCES = (
 _SAYS: dict[str, str] = {
     **dict.fromkeys("lora use_lora use_peft".split(), "--peft lora, or --lora-r 16"),
     **dict.fromkeys(
-        "flash_attn flash_attention flash_attention_2 use_flash_attention_2 fa2".split(),
+        "flash flash_attn flash_attention flash_attention_2 use_flash_attention_2 fa2".split(),
         "--attn-implementation flash_attention_2",
     ),
     **{name: f"--attn-implementation {name}" for name in ("sdpa", "eager")},
@@ -26,7 +26,9 @@ _SAYS: dict[str, str] = {
     **dict.fromkeys("vram memory gpu_mem gpu_ram".split(), "--gpu-memory 24GiB"),
     **dict.fromkeys("gpus n_gpus ngpus".split(), "--num-gpus N"),
     **dict.fromkeys("bs micro_batch train_batch".split(), "--batch N"),
-    **dict.fromkeys("optimizer_name adamw_8bit adamw8bit 8bit_adam".split(), "--optim adamw_8bit"),
+    **dict.fromkeys(
+        "optimizer_name adamw_8bit adamw8bit adam8bit 8bit_adam".split(), "--optim adamw_8bit"
+    ),
     **dict.fromkeys(["8bit", "int8"], "--load-in-8bit"),
     **dict.fromkeys(["4bit", "nf4"], "--qlora, or --load-in-4bit"),
     **dict.fromkeys(

@@ -11,6 +11,7 @@ import functools
 import json
 import math
 import operator
+import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any
@@ -108,7 +109,15 @@ def read_whole(option: str, value: Any) -> int:
         with contextlib.suppress(TypeError, ValueError):
             # a count out of a NumPy array is a count
             return int(value) if isinstance(value, str) else operator.index(value)
-    raise ConfigError(f"{option} {value!r} is not a whole number.")
+    raise ConfigError(
+        f"{option} {value!r} is not a whole number: write for example {option} {_digits(value)}."
+    )
+
+
+def _digits(value: Any) -> int:
+    """A whole number to propose for what is none: 4096 for ``4k``, as lengths are counted."""
+    thousands = re.fullmatch(r"\s*(\d{1,6})\s*[kK]i?\s*", str(value))
+    return 8 if thousands is None else int(thousands[1]) * 1024
 
 
 def read_size(name: str, value: int | str) -> int:

@@ -7,10 +7,12 @@ enough to stand in a link.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from memest.config.meant import what_says
 from memest.config.option import Kind, Option
 from memest.config.options import find_option
 from memest.errors import ConfigError
@@ -62,7 +64,13 @@ def _read_word(word: str, text: str) -> tuple[str, Any]:
     if name == "no_checkpointing" and not equals:
         return "checkpointing", "none"
     negative = name.startswith("no_")
-    option = find_option(name.removeprefix("no_") if negative else name)
+    try:
+        option = find_option(name.removeprefix("no_") if negative else name)
+    except ConfigError as error:
+        says = re.sub(r"--([\w-]+) (\w+)(?=,|$)", r"\1=\2", what_says(name))
+        if not says or equals:
+            raise
+        raise ConfigError(f"--vs {text!r}: {flag!r} is no option. What says it: {says}.") from error
     if negative and option.kind is not Kind.EITHER:
         raise ConfigError(f"--vs {text!r}: {option.flags[0]} has no negative form.")
     if equals:

@@ -19,10 +19,11 @@ from memest.config.packages import TORCH, TRANSFORMERS, needs_of
 from memest.config.parallelism import check_heads
 from memest.config.positions import RawConfig, check_lengths
 from memest.config.quantization import own_quantization
-from memest.config.setup import Setup, Task
+from memest.config.setup import Attention, Setup, Task
 from memest.errors import ConfigError, MissingDependencyError
 from memest.estimation.pipeline import parts_of
 from memest.estimation.shipped_runs import nearest_run
+from memest.workspaces.gpu_limits import check_flash_gpu
 
 if TYPE_CHECKING:
     from memest.catalog.resolve import ModelSource
@@ -50,6 +51,8 @@ def refuse_early(
         MissingDependencyError: a package is not installed.
     """
     setup = request
+    if gpu is not None and setup.attn_implementation is Attention.FLASH_ATTENTION_2:
+        check_flash_gpu(gpu.capability)  # no dtype helps a card that has no kernels
     if setup.torch_compile:
         check_release(setup.software.torch)
     if source is not None and source.config is not None:

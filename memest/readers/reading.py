@@ -118,7 +118,7 @@ def names_config(reference: str) -> bool:
     if there and marked:
         return not _is_factory(path.expanduser(), name)
     if suffix in _CONFIG_SUFFIXES:
-        return there or suffix in (".yaml", ".yml", ".toml", ".ipynb", *SHELL_SUFFIXES)
+        return there or suffix in (".yaml", ".yml", ".toml", ".ipynb", ".py", *SHELL_SUFFIXES)
     if suffix != ".json" or not there:
         return False
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from memest.readers.scripts.vision import HEADS, is_vision_load
 
 __all__ = ["Found", "find"]
 
+_MODULES = {"Module", "nn.Module", "torch.nn.Module"}
 _USES = ("pipeline", "generate", "predict", "evaluate", "LLM")
 
 
@@ -212,7 +214,7 @@ def find(follower: Follower, source: Source) -> Found:
     loads = tuple(call for call in calls if is_load(call))
     apart = [call for call in calls if call.library in SCRIPT_LOOPS]
     if trainer is None and not backward and not (optimizers and (loads or apart)):
-        raise ConfigError(_nothing(calls, loads, source.name))
+        raise ConfigError(_nothing(calls, loads, source))
     return Found(
         source=source,
         calls=calls,
@@ -271,7 +273,8 @@ def _fits(call: Call) -> bool:
     return call.name == "fit" and isinstance(trainer, Call) and trainer.library in SCRIPT_LOOPS
 
 
-def _nothing(calls: tuple[Call, ...], loads: tuple[Call, ...], name: str) -> str:
+def _nothing(calls: tuple[Call, ...], loads: tuple[Call, ...], source: Source) -> str:
+    name = source.name
     uses = [call for call in calls if call.name in _USES]
     if uses:
         return (
@@ -283,6 +286,17 @@ def _nothing(calls: tuple[Call, ...], loads: tuple[Call, ...], name: str) -> str
         return (
             f"{name} trains by {trainers[-1].path}, which memest does not read: write the run "
             "itself, memest estimate MODEL --batch 8 --seq-len 512."
+        )
+    modules = [
+        each.name
+        for each in source.body
+        if isinstance(each, ast.ClassDef) and {ast.unparse(base) for base in each.bases} & _MODULES
+    ]
+    if modules and name.endswith(".py"):
+        return (
+            f"{name} trains nothing that memest can see; it defines {', '.join(modules)}. Ask for "
+            f"one: {name}:{modules[-1]} in place of the file, with --input "
+            "'x:float32[B,3,224,224]' for each tensor that it takes, and --loss."
         )
     what = "loads a model and" if loads else "has no model, and"
     return (

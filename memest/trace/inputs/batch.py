@@ -128,8 +128,15 @@ def blaming_inputs(
         yield
     except TraceError as error:
         batch = getattr(plan, "__self__", None)
-        if not error.why or not isinstance(batch, PlannedBatch):
+        if not error.why or batch is None:
             raise
+        if not isinstance(batch, PlannedBatch):
+            raise TraceError(
+                f"{error.why} It was fed what --input (inputs=) names: {described(plans)}. Check "
+                "names, dtypes and dimensions against what forward takes; a model by name needs no "
+                "--input, memest knows what it takes. If the step runs with these on a real "
+                "device, --debug shows the traceback."
+            ) from error
         name = type(batch.built_model.model).__name__
         raise TraceError(
             f"{error.why} The inputs that memest makes for {name} may not suit it: "

@@ -30,7 +30,12 @@ def model(tmp_path_factory):
         ("estimate MODEL --batch 0", 2, ["--batch 0", "1 to 1,048,576"]),
         ("estimate MODEL --batch -1", 2, ["--batch -1"]),
         ("estimate MODEL --batch 99999999999999999999", 2, ["out of range"]),
-        ("estimate MODEL --batch abc", 2, ["'abc' is not a whole number"]),
+        ("estimate MODEL --batch abc", 2, ["'abc' is not a whole number", "--batch 8"]),
+        ("estimate MODEL --seq-len 4k", 2, ["'4k' is not a whole number", "--seq-len 4096"]),
+        ("estimate MODEL --optim adam8bit", 2, ["Did you mean 'adamw_8bit'?"]),
+        ("estimate ./train_me.py", 2, ["cannot be read: No such file"]),
+        ("compare MODEL --vs flash", 2, ["What says it: attn-implementation=flash_attention_2."]),
+        ("fits MODEL --gpu t4 --effective-batch 32", 2, ["memest max-batch and memest advise"]),
         ("estimate MODEL --max-seq-length 2k", 2, ["--max-seq-length '2k' is not a whole"]),
         (
             "estimate MODEL --per_device_train_batch_size=x",
