@@ -187,15 +187,25 @@ def _tips(
 
     if answer.verdict not in (Verdict.DOES_NOT_FIT, Verdict.TIGHT, Verdict.RELEASES_CACHE):
         return None
-    if answer.gpu is not None and answer.max_batch is None and release("torch") is not None:
-        return None  # nor is the largest batch looked for: each change would be traced, or compiled
+    traced_anew = (
+        answer.gpu is not None and answer.max_batch is None and release("torch") is not None
+    )
+    if traced_anew and answer.setup.torch_compile:
+        return None  # each change would be compiled, which takes minutes
     from memest.search.suggest import suggest
 
     gpus = options.get("gpu")
     first = gpus if isinstance(gpus, str) or not gpus else gpus[0]
     try:
         with output.working() as progress:
-            found = suggest(model, progress=progress, quick=True, **{**options, "gpu": first})
+            found = suggest(
+                model,
+                progress=progress,
+                quick=True,
+                brief=traced_anew,
+                count=1 if traced_anew else 3,
+                **{**options, "gpu": first},
+            )
     except MemestError:
         return None  # the answer holds without them
     return found if found.changes or found.closest is not None else None

@@ -244,6 +244,9 @@ bf16 autocast and checkpointing are on unless --precision and --checkpointing sa
     that back while the model trains.
 --engine server | vLLM elsewhere.
 
+How large a share: memest advise finds the largest that each plan leaves vLLM, and plans with it
+asleep.
+
 For example: memest estimate Qwen/Qwen3-0.6B --method grpo --gpu rtx-4090
 """,
         "rollout grpo rloo vllm generation completions reinforcement",

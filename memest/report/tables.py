@@ -188,6 +188,8 @@ def plan_words(plan: Plan, *, times: str = "x") -> str:
         words.append(fused_loss_words(setup.fused_loss))
     if plan.engine is not None:
         words.append(plan.engine.words)
+    if setup.rollouts is not None and setup.rollouts.engine_sleeps:
+        words.append("asleep while the model trains")
     return ", ".join(words)
 
 

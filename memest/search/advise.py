@@ -38,6 +38,7 @@ from memest.search.combos import (
     Combo,
     Finder,
     Freedom,
+    asleep,
     combos,
     lighter,
     sharded,
@@ -176,6 +177,8 @@ class _Search:
         candidates = self._try(combinations)
         if not _fits(candidates) and self._has_many_logits(candidates):
             candidates += self._try_until_one(without_logits(self._request, combinations))
+        if not _fits([c for c in candidates if c.engine_share is None]):
+            candidates += self._try(asleep(self._request, combinations))
         if not _fits(candidates):
             shards = sharded(self._request, combinations)
             candidates += (made := self._try(shards))
@@ -259,6 +262,8 @@ class _Search:
         if distance > its_distance or certain < its_certain or candidate.samples > other.samples:
             return False
         patience = WORTH if distance < its_distance else 1.0
+        if distance == its_distance and candidate.combo.engine_sleeps != other.combo.engine_sleeps:
+            return False  # less of an engine, or one that wakes up: which is faster is not known
         if self._seconds(candidate) > patience * self._seconds(other):
             return False
         if distance < its_distance or certain > its_certain:
@@ -268,12 +273,13 @@ class _Search:
         return candidate.headroom_bytes >= other.headroom_bytes
 
     def _distance(self, candidate: Candidate) -> int:
-        """How far a plan is from what was asked for: other shares, precision, optimizer."""
+        """How far a plan is from what was asked for: shares, the engine, precision, optimizer."""
         request = self._request
         free = self._freedom is not Freedom.KEPT
         precise = free or candidate.combo.precision is request.precision
         same = candidate.combo.optim in (request.optimizer, SAME_TRAINING.get(request.optimizer))
-        share = candidate.engine_share is not None or candidate.combo.fsdp != ""
+        combo = candidate.combo
+        share = candidate.engine_share is not None or combo.engine_sleeps or combo.fsdp != ""
         return (1 if share else 0) + (0 if precise else 2) + (0 if same else 4)
 
     def _rank(self, candidate: Candidate) -> tuple[bool, int, float, int]:
@@ -348,7 +354,8 @@ class _Search:
         if self._probe.untimed() and len(plans) > 1:
             self._notes[
                 "plans are in the order of what their training takes alone: completions are "
-                "written alike in all of them, though slower where vLLM has a smaller cache."
+                "written alike in all of them, though slower where vLLM has a smaller cache or "
+                "sleeps between."
             ] = None
         match = self._probe.spec.match_note
         if match:

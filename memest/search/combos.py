@@ -24,6 +24,7 @@ __all__ = [
     "Combo",
     "Finder",
     "Freedom",
+    "asleep",
     "combos",
     "implementations",
     "lighter",
@@ -73,6 +74,7 @@ class Combo:
         attention: its implementation.
         fsdp: how FSDP2 shards where nothing did; empty where sharding is as asked for.
         loss: the loss that does without all logits; empty where it is the one asked for.
+        engine_sleeps: the engine on the GPU does so while the model trains, unlike asked for.
     """
 
     checkpointing: str
@@ -81,6 +83,7 @@ class Combo:
     attention: Attention
     fsdp: str = ""
     loss: str = ""
+    engine_sleeps: bool = False
 
     def changes(self) -> dict[str, Any]:
         """As options of an estimate."""
@@ -91,6 +94,7 @@ class Combo:
             "attn_implementation": self.attention.value,
             **({"fsdp": self.fsdp} if self.fsdp else {}),
             **(LOSSES[self.loss] if self.loss else {}),
+            **({"engine_sleeps": True} if self.engine_sleeps else {}),
         }
 
     def words(self) -> str:
@@ -102,6 +106,8 @@ class Combo:
             parts.append(f"FSDP2 {self.fsdp}")
         if self.loss:
             parts.append(self.loss)
+        if self.engine_sleeps:
+            parts.append("vLLM asleep while the model trains")
         return ", ".join(parts)
 
 
@@ -210,6 +216,14 @@ def sharded(setup: Setup, combinations: Sequence[Combo]) -> list[Combo]:
     return [replace(combo, fsdp=Fsdp.FULL_SHARD.value) for combo in combinations]
 
 
+def asleep(setup: Setup, combinations: Sequence[Combo]) -> list[Combo]:
+    """The same combinations with the engine on the GPU asleep while the model trains."""
+    rollouts = setup.rollouts
+    if rollouts is None or rollouts.engine is not Engine.VLLM or rollouts.engine_sleeps:
+        return []
+    return [replace(combo, engine_sleeps=True) for combo in combinations]
+
+
 def without_logits(setup: Setup, combinations: Sequence[Combo]) -> list[Combo]:
     """What recomputes most, with each loss that does without all logits."""
     if setup.use_liger_kernel or setup.fused_loss:
@@ -280,7 +294,8 @@ class Finder:
 
         Of the micro-batches that fit, the one with the fewest accumulation steps, made as small as
         those steps allow; and, where its product is above the effective batch, the largest one
-        that divides it. That alone where a step must be :attr:`is_exact`.
+        that divides it. That alone where a step must be :attr:`is_exact`. The smallest is the
+        micro-batch of 1 or, as it keeps no gradients of earlier ones, the whole step at once.
         """
         surely = self._largest(combo, lambda c: c.verdict is Verdict.FITS)
         maybe = self._largest(combo, lambda c: c.verdict is not Verdict.DOES_NOT_FIT, surely)
@@ -288,7 +303,9 @@ class Finder:
         steps = self._split(surely)[1] if surely else self.samples + 1
         if maybe > surely and self._split(maybe)[1] < steps:
             candidates += self._plans(combo, maybe)[:1]
-        return [*(candidates or [self.at(combo, self.unit)]), *self._with_less(combo, surely)]
+        smallest = dict.fromkeys((self.unit, self.samples))
+        candidates = candidates or [self.at(combo, batch) for batch in smallest]
+        return [*candidates, *self._with_less(combo, surely)]
 
     def _with_less(self, combo: Combo, surely: int) -> list[Candidate]:
         """What surely fits with fewer steps once the engine on the GPU takes less than asked for.
@@ -297,7 +314,7 @@ class Finder:
             combo: the combination.
             surely: the largest micro-batch that surely fits with the share that was asked for.
         """
-        if not self.shares_gpu:
+        if not self.shares_gpu or combo.engine_sleeps:
             return []
         largest = self._largest(combo, lambda c: c.largest_engine_share is not None, surely)
         if largest == surely or (surely and self._split(largest) == self._split(surely)):

@@ -111,7 +111,10 @@ def _micro_batch(candidate: Candidate, finder: Finder) -> PlanStep:
     batch, steps = candidate.batch, candidate.grad_accum
     value = str(batch)
     if candidate.verdict is Verdict.DOES_NOT_FIT:
-        return PlanStep(option="micro-batch", value=value, why=f"even {batch} {_need(candidate)}")
+        why = f"even {batch} {_need(candidate)}"
+        if steps == 1 and batch > 1:
+            why = f"all {batch} at once, with no gradients kept between parts, {_need(candidate)}"
+        return PlanStep(option="micro-batch", value=value, why=why)
     if steps == 1:
         reason = f"the whole effective batch at once {_need(candidate)}"
         return PlanStep(option="micro-batch", value=value, why=reason)
@@ -298,6 +301,14 @@ def _loss(candidate: Candidate, finder: Finder) -> PlanStep:
 def _engine(candidate: Candidate, asked: Rollouts, finder: Finder) -> PlanStep:
     """The step of an engine on the GPU: what it takes, and how much it could take."""
     share, most = asked.engine_share, candidate.largest_engine_share
+    if candidate.combo.engine_sleeps:
+        awake = replace(candidate.combo, engine_sleeps=False)
+        before = finder.at(awake, candidate.batch, candidate.grad_accum)
+        reason = (
+            f"its {share:g} is given back while the model trains; awake this plan {_need(before)}. "
+            "vLLM is woken for every generation, which takes time"
+        )
+        return PlanStep(option="engine", value="asleep", why=reason)
     if candidate.engine_share is not None:
         before = finder.with_share(candidate, share)
         reason = (

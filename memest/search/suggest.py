@@ -17,6 +17,7 @@ from memest.catalog.gpu_counts import split_gpu_count
 from memest.config.options import argument, no_gpu
 from memest.config.parallelism import Strategy
 from memest.config.quantization import Format
+from memest.config.rollouts import Engine
 from memest.config.setup import Precision, Setup
 from memest.config.spelling import command_words
 from memest.errors import MemestError, NotKnownError
@@ -50,6 +51,7 @@ def suggest(
     calibration: str | None = None,
     count: int = 3,
     quick: bool = False,
+    brief: bool = False,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
     **options: Any,
@@ -65,6 +67,8 @@ def suggest(
         calibration: as for :func:`memest.estimate`.
         count: changes, at most.
         quick: look at changes that need a new trace only where no other makes it fit.
+        brief: leave out smaller micro-batches, other optimizers and more GPUs, as is wise for
+            models whose every change is traced anew.
         trust_remote_code: run code that the model's repository brings.
         progress: called with one line for each longer thing done.
         **options: of the run, as for :func:`memest.estimate`.
@@ -94,11 +98,16 @@ def suggest(
     profile = make_profile(
         model, setup, trust_remote_code=trust_remote_code, progress=progress, **options
     )
-    return suggestions_of(profile, place, count, quick=quick)
+    return suggestions_of(profile, place, count, quick=quick, brief=brief)
 
 
 def suggestions_of(
-    profile: Profile, place: Place, count: int = 3, *, quick: bool = False
+    profile: Profile,
+    place: Place,
+    count: int = 3,
+    *,
+    quick: bool = False,
+    brief: bool = False,
 ) -> Suggestions:
     """The same for a profile that is there.
 
@@ -107,8 +116,10 @@ def suggestions_of(
         place: the one GPU that it is to fit.
         count: changes, at most.
         quick: look at changes that need a new trace only where no other makes it fit.
+        brief: leave out smaller micro-batches, other optimizers and more GPUs, as is wise for
+            models whose every change is traced anew.
     """
-    search = _Search(profile, place)
+    search = _Search(profile, place, brief=brief)
     base = search.base
     assert base.gpu is not None
     found = None
@@ -169,14 +180,15 @@ class _Change:
 class _Search:
     """Tries changes of one run."""
 
-    def __init__(self, profile: Profile, place: Place) -> None:
+    def __init__(self, profile: Profile, place: Place, *, brief: bool) -> None:
         self._profile = profile
+        self._is_brief = brief
         self._place = place
         self.probe = Probe(profile, place, vary=("batch",))
         self.base = self.probe.estimate()
         self._room = self.base.gpu.usable_bytes if self.base.gpu else 0
         # nothing surely fits that does more than is priced
-        self._looked_at: dict[_Change, Suggestion | None] = {}
+        self._looked_at: dict[_Change, Suggestion] = {}
         self._best = {Verdict.FITS, *([Verdict.CANNOT_SAY] if self.base.setup.unpriced else ())}
 
     def changes(self, count: int) -> tuple[tuple[Suggestion, ...], Suggestion | None]:
@@ -194,7 +206,7 @@ class _Search:
             for change in ways:
                 if any(change.includes(made) for _, made in tried if made.verdict in self._best):
                     continue  # a part of it does
-                made = self._looked_at[change] if change in self._looked_at else self._made(change)
+                made = self._look(change)
                 if made is None:
                     continue
                 tried.append((change, made))
@@ -224,20 +236,23 @@ class _Search:
         setup = self.base.setup
         lean = _lean(setup)
         if self._can_fit(with_states=True):
-            for change in _implementations(setup):
+            for change in (*_implementations(setup), *_engine(setup)):
                 yield iter((change,))
             yield self._losses()
             yield self._smaller_batches(setup, _NOTHING)
             if lean.options:
-                yield chain(_checkpointing(setup), self._smaller_batches(setup, lean))
+                leaner = chain((lean,), self._smaller_batches(setup, lean))
+                yield chain(_checkpointing(setup), leaner)
             yield self._precisions(setup)
-        if self._can_fit(with_states=False):
+        if self._can_fit(with_states=False) and not self._is_brief:
             for change in _optimizers(setup):
                 yield self._leaner(setup, change, _lean(setup, optimizer=False).then(change))
         # beside a base of 4 bits and shards recomputing comes first, as people train so
-        for change in _adapters(setup):
+        for change in self._adapters(setup):
             leaner = lean.then(change)
             yield self._leaner(setup, leaner if "qlora" in change.options else change, leaner)
+        if self._is_brief:
+            return
         yield (lean.then(change) for change in _cut_from_host(setup))
         yield (lean.then(change) for change in _more_gpus(setup))
 
@@ -265,9 +280,18 @@ class _Search:
 
     def _smaller_batches(self, setup: Setup, first: _Change) -> Iterator[_Change]:
         """The largest micro-batch that fits and divides what a step has, if there is one."""
+        if self._is_brief:
+            return
         for batch in range(setup.batch - 1, 0, -1):
             if setup.batch % batch == 0:
                 yield first.then(_batches_of(setup, batch))
+
+    def _adapters(self, setup: Setup) -> list[_Change]:
+        """Adapters as peft knows them for the model; where it knows none, on all linear layers."""
+        changes = list(_adapters(setup))
+        if changes and setup.adapter is None and self._look(changes[0]) is None:
+            return [change.then(_ALL_LINEAR) for change in changes]
+        return changes
 
     def _losses(self) -> Iterator[_Change]:
         """Losses without all logits, where logits are a large part of what the run takes."""
@@ -282,8 +306,7 @@ class _Search:
             return
         if self.base.peak.device_bytes - self.base.logits_bytes <= self._room:
             for change in self._losses():
-                made = self._looked_at[change] = self._made(change)
-                if made is not None:
+                if self._look(change) is not None:
                     return
 
     def _precisions(self, setup: Setup) -> Iterator[_Change]:
@@ -306,6 +329,13 @@ class _Search:
         )
 
     # -- what it comes to
+
+    def _look(self, change: _Change) -> Suggestion | None:
+        """What was made of a change; what was not is asked again, it may be known by then."""
+        made = self._looked_at.get(change) or self._made(change)
+        if made is not None:
+            self._looked_at[change] = made
+        return made
 
     def _made(self, change: _Change) -> Suggestion | None:
         """The run with a change; None where the model, or what is installed, rules it out."""
@@ -341,12 +371,13 @@ def _rank(each: tuple[_Change, Suggestion]) -> tuple[bool, int, float, int]:
 
 
 _NOTHING = _Change("", "", {})
+_ALL_LINEAR = _Change("", "on all linear layers", {"lora_target_modules": "all-linear"})
 
 
 def _lean(setup: Setup, *, optimizer: bool = True) -> _Change:
     """What trains the same in less memory; without what another optimizer would replace."""
     change = _NOTHING
-    for each in (*_implementations(setup), *_checkpointing(setup)):
+    for each in (*_implementations(setup), *_engine(setup), *_checkpointing(setup)):
         if optimizer or "optim" not in each.options:
             change = change.then(each)
     return change
@@ -368,6 +399,13 @@ def _implementations(setup: Setup) -> Iterator[_Change]:
 def _checkpointing(setup: Setup) -> Iterator[_Change]:
     if setup.checkpointing == "none":
         yield _Change("checkpointing", "checkpointing", {"checkpointing": "full"})
+
+
+def _engine(setup: Setup) -> Iterator[_Change]:
+    """An engine on the GPU that is there while it writes alone."""
+    rollouts = setup.rollouts
+    if rollouts is not None and rollouts.engine is Engine.VLLM and not rollouts.engine_sleeps:
+        yield _Change("engine", "vLLM asleep while the model trains", {"engine_sleeps": True})
 
 
 def _optimizers(setup: Setup) -> Iterator[_Change]:
