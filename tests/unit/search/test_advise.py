@@ -438,21 +438,5 @@ def test_a_smaller_share_of_an_engine_is_a_change_that_is_said(tmp_path):
     assert kept.engine.share == 0.1 < kept.engine.largest_share
 
 
-@pytest.mark.slow
-def test_an_engine_sleeps_where_no_plan_fits_beside_the_share_asked_for(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    run = {"seq_len": 128, "gpu_memory": "5GiB", "device_context": "400MiB", "method": "grpo"}
-    answer = memest.advise(
-        str(tmp_path), engine="vllm", engine_share=0.95, effective_batch=16, **run
-    )
-    less, asleep = answer.plans[:2]
-    assert less.engine.share < asleep.engine.share == 0.95
-    assert asleep.verdict is Verdict.FITS
-    assert asleep.estimate.setup.rollouts.engine_sleeps
-    assert "--vllm_enable_sleep_mode" in asleep.arguments
-    assert "awake this plan needs" in dict(options_of(asleep))["engine"]
-    assert "asleep while the model trains" in str(answer)
-
-
 def options_of(plan):
     return [(step.option, step.why) for step in plan.steps]

@@ -71,15 +71,6 @@ def test_a_base_of_4_bits_is_told_beside_adapters_in_the_largest_micro_batches_t
     assert (dict(beside.options)["batch"], dict(beside.options)["qlora"]) == (2, True)
 
 
-def test_an_engine_that_shares_the_gpu_may_sleep(tmp_path) -> None:
-    """Where every change is traced anew, few are looked at."""
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    run = {"method": "grpo", "engine": "vllm", "engine_share": 0.9, "batch": 4, "seq_len": 64}
-    card = {"gpu_memory": "5GiB", "device_context": "400MiB"}
-    found = memest.suggest(str(tmp_path), brief=True, count=1, **run, **card)
-    assert [dict(change.options) for change in found.changes] == [{"engine_sleeps": True}]
-
-
 @pytest.mark.slow
 def test_adapters_go_on_all_linear_layers_where_peft_knows_none_by_name() -> None:
     run = {"dtype": "float32", "batch": 2, "target_len": 32, "checkpointing": "full"}
