@@ -241,8 +241,8 @@ class _Search:
             yield self._losses()
             yield self._smaller_batches(setup, _NOTHING)
             if lean.options:
-                leaner = chain((lean,), self._smaller_batches(setup, lean))
-                yield chain(_checkpointing(setup), leaner)
+                ways = chain((lean,), self._smaller_batches(setup, lean))
+                yield chain(_checkpointing(setup), ways)
             yield self._precisions(setup)
         if self._can_fit(with_states=False) and not self._is_brief:
             for change in _optimizers(setup):
