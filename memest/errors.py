@@ -168,7 +168,8 @@ def _nearness(word: str, name: str) -> float:
     if len(word) >= _PART and (name.startswith(word) or f"-{word}-" in f"-{name}-"):
         return matcher.ratio() + name.startswith(word)
     if len(name) >= _PART and word.startswith(name) and matcher.ratio() >= _REST:
-        return max(matcher.ratio(), _SURELY)  # adamw-8bit is nearer to adam8bit than adam is
+        # adamw-8bit is nearer to adam8bit than adam is, and of two beginnings the longer one
+        return max(matcher.ratio(), _SURELY + matcher.ratio() / 100)
     least = _NEAR_SHORT if len(word) <= _SHORT else _NEAR
     # the quick ones are upper bounds, and spare thousands of names the slow one
     if matcher.real_quick_ratio() < least or matcher.quick_ratio() < least:

@@ -158,10 +158,10 @@ def read_script_command(
 def _script_here(program: str, line: CommandLine) -> tuple[Script | None, str]:
     """The script that a command starts, where it is on this machine; else why it is not read."""
     path = Path(program)
-    if re.fullmatch(r"\w+(\.\w+)*", program) and path.suffix != ".py":
-        inside = Path(*program.split("."))  # python -m package.train
-        path = inside / "__main__.py" if inside.is_dir() else inside.with_suffix(".py")
     try:
+        if re.fullmatch(r"\w+(\.\w+)*", program) and path.suffix != ".py":
+            inside = Path(*program.split("."))  # python -m package.train
+            path = inside / "__main__.py" if inside.is_dir() else inside.with_suffix(".py")
         if path.suffix.lower() not in SUFFIXES or not path.is_file():
             return None, ""
     except (OSError, ValueError):

@@ -9,6 +9,7 @@ from memest.app.uploads import check_question
 from memest.config.adapter import read_adapter
 from memest.config.deepspeed import read_deepspeed
 from memest.errors import ConfigError, MemestError, ReplayError
+from memest.readers.reading import read_command
 from memest.replay import load_snapshot
 
 
@@ -50,3 +51,9 @@ def test_a_snapshot_with_an_infinite_address(tmp_path):
 def test_a_link_with_a_null_byte(model):
     with pytest.raises(MemestError, match="null byte"):
         check_question(ExplorerQuestion(model=model))
+
+
+@pytest.mark.parametrize("launcher", ["python", "python -m", "torchrun", "torchrun -m"])
+def test_a_program_longer_than_a_name_of_a_file(launcher):
+    run = read_command(f"{launcher} {'x' * 400}.train --batch 1", model="gpt2")
+    assert run.setup.unpriced or run.not_modelled
