@@ -205,3 +205,18 @@ def test_shards_of_4_bits_are_cut_in_host_memory() -> None:
         ("bnb_4bit_quant_storage", "bfloat16"), ("dtype", "bfloat16"), ("prepare_kbit", False),
     )  # fmt: skip
     assert change.arguments.startswith("--fsdp-version 1 --fsdp-cpu-ram-efficient-loading")
+
+
+@pytest.mark.slow
+def test_an_engine_sleeps_where_it_is_in_the_way():
+    model = "Qwen/Qwen2.5-0.5B?num_hidden_layers=4"
+    run = {
+        "method": "grpo", "engine": "vllm", "engine_share": 0.5, "batch": 16, "seq_len": 1024,
+        "completion_len": 512, "gpu_memory": "7960MiB",
+    }  # fmt: skip
+
+    found = memest.suggest(model, quick=True, **run)
+    asleep = memest.suggest(model, quick=True, engine_sleeps=True, **run)
+
+    assert dict(found.changes[0].options) == {"engine_sleeps": True}
+    assert not any("engine_sleeps" in dict(change.options) for change in asleep.changes)
