@@ -82,9 +82,14 @@ def reads(page: Any, text: str) -> None:
     main.get_by_text(text).first.wait_for(timeout=PATIENCE_MS)
 
 
-def type_batch(page: Any, batch: int) -> None:
-    """Type another batch into a page at rest: one that is being drawn may take it back."""
+def rests(page: Any) -> None:
+    """Wait until a page is drawn: one that is being drawn may take back what is typed into it."""
     page.locator('[data-test-script-state="notRunning"]').first.wait_for(timeout=PATIENCE_MS)
+
+
+def type_batch(page: Any, batch: int) -> None:
+    """Type another batch."""
+    rests(page)
     field = page.get_by_label("Batch", exact=True)
     field.fill(str(batch))
     field.press("Enter")

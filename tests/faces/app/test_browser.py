@@ -20,6 +20,7 @@ from support.app_browser import (
     PATIENCE_MS,
     opened_browser,
     reads,
+    rests,
     served,
     type_batch,
 )
@@ -142,6 +143,7 @@ def test_a_card_is_found_by_what_people_call_it(explorer: str, browser: Any) -> 
     verdict_is(page, "Fits")
     box = page.locator(".st-key-gpu input")
     for typed, slug in (("t4", "t4"), ("4090", "rtx-4090"), ("h200", "h200")):
+        rests(page)
         box.click()
         box.fill(typed)
         page.wait_for_timeout(300)
