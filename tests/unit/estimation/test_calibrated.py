@@ -127,7 +127,7 @@ def test_verdict_and_largest_batch_go_by_the_calibrated_bound(own):
     tight = _estimate(gpu="rtx-3090", gpu_memory=memory - 1)
 
     assert fits.verdict is Verdict.FITS
-    assert tight.verdict is Verdict.TIGHT
+    assert tight.verdict is Verdict.RELEASES_CACHE
     assert fits.safe_batch == RUN["batch"]
     search = memest.max_batch(MODEL, gpu="rtx-3090", gpu_memory=memory, **RUN)
     assert search.answers[0].safe == fits.safe_batch

@@ -334,10 +334,13 @@ def test_emulated_bf16_is_said():
 def test_completions_are_as_many_as_were_asked_for(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     card = {"gpu_memory": "550MiB", "device_context": "300MiB"}
-    options = {"method": "grpo", "engine": "server", "seq_len": 128, "effective_batch": 7}
+    options = {
+        "method": "grpo", "engine": "server", "seq_len": 128, "effective_batch": 14,
+        "num_generations": 2,
+    }  # fmt: skip
     answer = memest.max_batch(str(tmp_path), **options, **card).answers[0]
-    assert 2 <= answer.safe < 7
-    assert [(way.micro_batch, way.num_micro_steps) for way in answer.effective] == [(1, 7)]
+    assert 2 <= answer.safe < 14
+    assert [(way.micro_batch, way.num_micro_steps) for way in answer.effective] == [(2, 7)]
 
 
 def test_a_length_is_not_looked_for_among_those_of_a_file(tmp_path):
