@@ -33,8 +33,7 @@ from memest.events import Trace
 from memest.profiles.axes import (
     UNLIMITED,
     Sizes,
-    highest_length,
-    sample_lengths,
+    learn_lengths,
     structure_of,
 )
 from memest.profiles.cache import Store
@@ -565,7 +564,7 @@ class Profiler:
         answer: SizeAnswer = meta_model.answer(request)
         profile.model_cards[request.image_size] = meta_model.card
         profile.sizing.exact[sizes] = answer
-        _learn_lengths(profile, request, meta_model)
+        learn_lengths(profile.sizing, request, meta_model)
         self._known_profiles.save_model(profile)
         return answer
 
@@ -573,27 +572,6 @@ class Profiler:
 def _layers_of(fold: Fold | None) -> tuple[Sequence[Stack], Sequence[int]]:
     """The layers that a fold was found with; all of them without."""
     return ((), ()) if fold is None else (fold.stacks, fold.periods)
-
-
-def _learn_lengths(profile: StepProfile, request: Setup, meta_model: Any) -> None:
-    """Ask the model for some lengths, to know its answer for all."""
-    # what a model takes does not depend on who shares it
-    base = replace(request, seq_len=None, target_len=None, distributed=ONE_GPU)
-    if {name for name, _ in asked_sizes(request)} - {"seq_len", "target_len"}:
-        return
-    for names in (("seq_len",), ("target_len",), ("seq_len", "target_len")):
-        limits = {name: highest_length(meta_model, base, name) for name in names}
-        if 0 in limits.values():
-            continue
-        answers = {}
-        for lengths in sample_lengths(limits):
-            setup = replace(base, **lengths)
-            try:
-                answers[asked_sizes(setup)] = meta_model.answer(setup)
-            except MemestError:
-                continue
-        if len(answers) >= 3:
-            profile.sizing.learn(answers, {})
 
 
 def _limit(profile: StepProfile, setup: Setup, axis: str) -> int | None:

@@ -9,19 +9,18 @@ from typing import Any
 
 from memest.config.parallelism import ONE_GPU, Distributed, Fsdp, Strategy
 from memest.config.setup import Dtype, Loop, Precision, Setup
-from memest.errors import ConfigError
-from memest.profiles.sizing import milliseconds
+from memest.errors import ConfigError, MemestError
+from memest.profiles.sizing import Sizing, asked_sizes, milliseconds
 
 __all__ = [
     "UNLIMITED",
     "Sizes",
     "eval_batches",
     "gathering_ranks",
-    "highest_length",
     "key_of",
     "last_holding",
+    "learn_lengths",
     "resized",
-    "sample_lengths",
     "sizes_of",
     "sizes_text",
     "structure_of",
@@ -316,7 +315,34 @@ def sizes_text(sizes: Sizes) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {size}" for name, size in sizes.items())
 
 
-def highest_length(run: Any, base: Setup, name: str) -> int:
+def learn_lengths(sizing: Sizing, request: Setup, meta_model: Any) -> None:
+    """Ask a model for some lengths, to know its answer for all.
+
+    Args:
+        sizing: what is known of its sizes; filled in.
+        request: nothing is asked where it names sizes of another kind.
+        meta_model: the model.
+    """
+    # what a model takes does not depend on who shares it
+    base = replace(request, seq_len=None, target_len=None, distributed=ONE_GPU)
+    if {name for name, _ in asked_sizes(request)} - {"seq_len", "target_len"}:
+        return
+    for names in (("seq_len",), ("target_len",), ("seq_len", "target_len")):
+        limits = {name: _highest_length(meta_model, base, name) for name in names}
+        if 0 in limits.values():
+            continue
+        answers = {}
+        for lengths in _sample_lengths(limits):
+            setup = replace(base, **lengths)
+            try:
+                answers[asked_sizes(setup)] = meta_model.answer(setup)
+            except MemestError:
+                continue
+        if len(answers) >= 3:
+            sizing.learn(answers, {})
+
+
+def _highest_length(run: Any, base: Setup, name: str) -> int:
     """The greatest length the model takes, by bisection; 0 where it takes none of this kind."""
 
     def takes(length: int) -> bool:
@@ -347,7 +373,7 @@ def last_holding(holds: Callable[[int], bool], highest: int, low: int = 0) -> in
     return low
 
 
-def sample_lengths(highest: Mapping[str, int]) -> list[dict[str, Any]]:
+def _sample_lengths(highest: Mapping[str, int]) -> list[dict[str, Any]]:
     """Lengths to ask a model about: both ends, and primes between."""
     out: list[dict[str, Any]] = []
     for a, b in ((1, 1), (7, 13), (11, 5), (0, 0), (3, 17), (13, 2)):

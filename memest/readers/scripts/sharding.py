@@ -385,25 +385,38 @@ def _recomputed(document: CallDocument, arguments: dict[str, Value], line: int) 
 
 def _mixed(document: CallDocument, policy: Value | None, line: int) -> None:
     """``MixedPrecision`` of a script's own FSDP1: half precision, in autocast as others have it."""
-    if policy is None or policy.data is None:
+    told = _told_half(document, policy, "mixed_precision", line)
+    if told is None:
         return
-    dtype = _half_of(policy.data, 0)
-    if dtype is None:
-        document.miss(line, "mixed_precision", Either("its dtypes cannot be told; --bf16 says it"))
-        return
-    if dtype and document.get("precision") in (None, "fp32"):
+    dtype, made = told
+    if document.get("precision") in (None, "fp32"):
         why = "FSDP casts without autocast, which is priced beside it: --fsdp-version 2 has none"
         document.miss(line, "mixed_precision", Either(why))
         document.say("precision", dtype, line)
     if dtype == "bf16":
         document.say("fsdp_mixed_precision", True, line)
-    elif dtype:
+    else:
         why = "FSDP's own half precision is priced in bfloat16 alone: priced is autocast"
         document.miss(line, "mixed_precision", Either(why))
-    reduce = policy.data.argument(1, "reduce_dtype") if isinstance(policy.data, Call) else None
-    if dtype and getattr(getattr(reduce, "data", None), "name", "") == "float32":
+    reduce = made.argument(1, "reduce_dtype")
+    if reduce is not None and getattr(reduce.data, "name", "") == "float32":
         why = "gradients are reduced in float32: priced in half precision"
         document.miss(line, "reduce_dtype", why)
+
+
+def _told_half(
+    document: CallDocument, policy: Value | None, key: str, line: int
+) -> tuple[str, Call] | None:
+    """The half precision of a policy, and the call that makes it; None where there is none.
+
+    Where it cannot be told, that is noted.
+    """
+    if policy is None or policy.data is None:
+        return None
+    dtype = _half_of(policy.data, 0)
+    if dtype is None:
+        document.miss(line, key, Either("its dtypes cannot be told; --bf16 says it"))
+    return (dtype, policy.data) if dtype else None
 
 
 def _half_of(policy: Any, place: int) -> str | None:
@@ -469,20 +482,16 @@ def _given(call: Call) -> Any:
 
 def _policy(document: CallDocument, policy: Value | None, line: int) -> None:
     """``MixedPrecisionPolicy``: half parameters, gradients that are reduced in float32."""
-    if policy is None or policy.data is None:
+    told = _told_half(document, policy, "mp_policy", line)
+    if told is None:
         return
-    dtype = _half_of(policy.data, 0)
-    if dtype is None:
-        document.miss(line, "mp_policy", Either("its dtypes cannot be told; --bf16 says it"))
-        return
-    if not dtype:
-        return
+    dtype, made = told
     if document.get("precision") not in (None, "fp32"):
         why = "autocast beside FSDP's own half precision: priced is that without autocast"
         document.miss(line, "mp_policy", Either(why))
     document.say("precision", dtype, line)
     document.say("fsdp_mixed_precision", True, line)
-    reduce = policy.data.argument(1, "reduce_dtype")
+    reduce = made.argument(1, "reduce_dtype")
     if reduce is None or getattr(reduce.data, "name", "") != "float32":
         why = "gradients are reduced in half precision: priced in float32"
         document.miss(line, "reduce_dtype", Saving(why))
