@@ -45,7 +45,7 @@ MOST_TEXT = 512 * MIB
 
 
 def sources() -> dict[str, Path]:
-    """Where measurements are: exports that come with the package, and the user's own store."""
+    """Where measurements are: exports that lie in a checkout, and the user's own store."""
     outcomes = {path.name: path for path in _exports(data_folder() / "measurements")}
     if default_store().is_file():
         outcomes[STORE] = default_store()

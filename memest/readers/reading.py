@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from memest.errors import ConfigError
+from memest.files.texts import write_text
 from memest.readers.command_words import SHELL_SUFFIXES, Command, split_command, words_of
 from memest.readers.commands import read_launch
 from memest.readers.documents import parse_document, read_document, read_source
@@ -204,7 +205,7 @@ def _read_notebook(name: str, file_format: FileFormat | None) -> list[DocumentRe
         return [started, *read_launch(command, file_format=file_format)]
     with TemporaryDirectory() as folder:
         script = Path(folder) / Path(command.program).name
-        script.write_text(written, encoding="utf-8")
+        write_text(script, written)
         launched = replace(command, program=str(script))
         return [started, *read_launch(launched, file_format=file_format)]
 

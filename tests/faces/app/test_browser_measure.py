@@ -20,14 +20,21 @@ pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine"),
     pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="no /proc here"),
 ]
-ON_A_CPU = """
+DATA = Path(__file__).parents[3] / "data"
+ON_A_CPU = f"""
+from pathlib import Path
+
+from memest.app import records
 from memest.app.main import run
 from memest.app.views import measure
 
-measure.measuring_devices = lambda: {"cpu": "processor"}
+measure.measuring_devices = lambda: {{"cpu": "processor"}}
+records.data_folder = lambda: Path({str(DATA)!r})
 run()
 """
-"""The explorer, for which a device that every machine has stands in for a card."""
+"""The explorer, for which a device that every machine has stands in for a card.
+
+Its records are those of the checkout: they do not come with the wheel."""
 
 
 @pytest.fixture(scope="module")

@@ -112,9 +112,10 @@ def test_a_gpu_gets_a_verdict_a_headroom_and_a_largest_batch():
     beyond = ask(batch=result.max_batch + 1, gpu="T4", max_batch=False)
     safe = ask(batch=result.safe_batch, gpu="T4", max_batch=False)
     unsafe = ask(batch=result.safe_batch + 1, gpu="T4", max_batch=False)
-    assert at_most.verdict in (Verdict.FITS, Verdict.TIGHT)
+    assert at_most.verdict is not Verdict.DOES_NOT_FIT
     assert beyond.verdict is not Verdict.FITS
-    assert (safe.verdict, unsafe.verdict) == (Verdict.FITS, Verdict.TIGHT)
+    assert safe.verdict is Verdict.FITS
+    assert unsafe.verdict in (Verdict.TIGHT, Verdict.RELEASES_CACHE)
 
 
 @pytest.mark.slow
