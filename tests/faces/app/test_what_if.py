@@ -234,6 +234,20 @@ def test_what_makes_it_fit_is_one_click_away(open_page: Open) -> None:
     assert "--checkpointing full" in command(app)
 
 
+@pytest.mark.slow
+def test_what_makes_it_fit_is_looked_for_briefly_where_each_change_is_traced(
+    open_page: Open,
+) -> None:
+    options = {"method": "grpo", "batch": 8, "seq_len": 128, "gpu_memory": "1GiB"}
+    model = "EleutherAI/pythia-14m"
+    app = open_page(model=model, gpu="none", **{name: str(each) for name, each in options.items()})
+    assert not app.error
+    found = memest.suggest(model, quick=True, brief=True, count=1, **options)
+    buttons = [button.key for button in app.button if str(button.key).startswith("apply ")]
+    assert buttons == [f"apply {change.arguments}" for change in found.changes]
+    assert len(buttons) == 1
+
+
 def test_the_method_is_one_choice_and_its_options_are_chips(open_page: Open) -> None:
     app = open_page(model="meta-llama/Llama-3.1-8B", precision="bf16", checkpointing="full")
     app.button_group(key="method").set_value("QLoRA").run()
