@@ -166,7 +166,8 @@ def draw_blocks(blocks: Sequence[Block]) -> None:
             )
         elif isinstance(block, Figure):
             st.html(_picture(block))
-            st.caption(block.words)
+            if block.words:
+                st.caption(block.words)
 
 
 _ON_DARK = {INK: "#e6ebf1", GRID: "#39434f", CORRECTED: "#5aa9f5"}

@@ -54,6 +54,7 @@ h1.mm-title {font-size:1.7rem; font-weight:750; padding:0; margin:0; line-height
   justify-content:center; z-index:999991; overflow-x:auto; scrollbar-width:none}
 [data-testid=stLayoutWrapper]:has(> .st-key-menu) {position:absolute}
 .st-key-changes .stButton button {min-height:2.1rem}
+.st-key-method button, .st-key-precision button {min-height:2.5rem}
 .st-key-changes .stButton button p {white-space:normal; overflow-wrap:break-word}
 @media (max-width: 1150px) {
   .st-key-question .stHorizontalBlock, .st-key-tuning .stHorizontalBlock,
@@ -65,7 +66,8 @@ h1.mm-title {font-size:1.7rem; font-weight:750; padding:0; margin:0; line-height
   mask-image:linear-gradient(to right, #000 calc(100% - 3.5rem), transparent)}}
 @media (max-width: 640px) {.stMainBlockContainer {padding:4rem 1rem 2rem}
   [data-testid=stStatusWidget] {display:none}
-  .st-key-all_options {margin-top:0} .stColumn:has(.stMetric) {min-width:100%}
+  .st-key-all_options {margin-top:0} .st-key-pin_row > :has(input) {min-width:100%}
+  .stColumn:has(.stMetric) {min-width:100%}
   .stHorizontalBlock:has(> .stColumn:nth-child(4)) > .stColumn:has(.stMetric) {min-width:45%}
   [data-testid=stLayoutWrapper]:has(> .st-key-tuning) {order:1}
   [data-testid=stLayoutWrapper]:has(> .st-key-behind) {order:2}}

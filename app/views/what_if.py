@@ -174,7 +174,7 @@ def _pinned(draw_inputs: Callable[[], None]) -> Estimate | None:
 
 def _pin_row(question: ExplorerQuestion) -> None:
     """What is pinned, and the buttons for it."""
-    row = st.container(horizontal=True, vertical_alignment="bottom")
+    row = st.container(horizontal=True, vertical_alignment="bottom", key="pin_row")
     row.text_input(
         "Pinned, to compare with",
         **linked("pin", ""),

@@ -240,18 +240,11 @@ def calibration_tab(answer: Estimate) -> None:
         alt="Correction: "
         + ", ".join(f"{n} {format_size(raw)} to {format_size(size)}" for n, raw, _, size in rows),
     )
-    share = "not known" if facts.coverage is None else f"{facts.coverage:.0%}"
-    left, middle, right = st.columns(3)
-    left.metric("Runs measured", f"{facts.cases}", border=True)
-    middle.metric("Models", f"{facts.models}", border=True)
-    right.metric(
-        "Inside their range",
-        share,
-        border=True,
-        help="Share of runs of models left out of the fit that lay in the range made without them.",
-    )
-    if facts.extrapolates:
-        st.warning("This question lies beyond what was measured: the range is widened.")
+    if facts.coverage is not None:
+        st.caption(
+            f"{facts.coverage:.0%} of the runs of models left out of the fit lay in the range made "
+            "without them."
+        )
 
 
 def notes_tab(answer: Estimate) -> None:
