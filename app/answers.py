@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -87,9 +88,16 @@ def advice(question: ExplorerQuestion, effective_batch: int, *, any_precision: b
     return advice
 
 
-def suggestions(question: ExplorerQuestion) -> Suggestions:
-    """What makes the question fit its first GPU, or makes use of the room there."""
-    found: Suggestions = _cached_answer("suggestions", question, (), _calibrations_on_disk())
+def suggestions(question: ExplorerQuestion, effort: Mapping[str, Any]) -> Suggestions:
+    """What makes the question fit its first GPU, or makes use of the room there.
+
+    Args:
+        question: to change.
+        effort: how thoroughly to look: arguments of :func:`memest.suggest`.
+    """
+    found: Suggestions = _cached_answer(
+        "suggestions", question, tuple(effort.items()), _calibrations_on_disk()
+    )
     return found
 
 
@@ -161,7 +169,8 @@ def _answer(kind: str, model: str, question: ExplorerQuestion, arguments: tuple[
         return memest.compare(model, arguments, progress=say, **options)
     if kind == "suggestions":
         gpu = question.gpus[0] if question.gpus else None
-        return memest.suggest(model, progress=say, quick=True, **{**options, "gpu": gpu})
+        effort = dict(arguments)
+        return memest.suggest(model, progress=say, **effort, **{**options, "gpu": gpu})
     if not arguments[1]:  # the page shows which it is, named or not
         options.setdefault("precision", question.setup.precision)
     return memest.advise(

@@ -197,7 +197,7 @@ def note_axis(question: ExplorerQuestion, axis: str) -> None:
 
 
 def _tuning() -> None:
-    columns = st.columns([1.45, 1.75, 1.5, 2, 1.2, 1.2, 1.55])
+    columns = st.columns([1.45, 1.75, 1.5, 2, 1.2, 1.2, 1.55], vertical_alignment="bottom")
     for column, name in zip(columns, _TUNING, strict=False):
         with column:
             option_widget(name, key=_KEYS.get(name))

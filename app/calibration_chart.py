@@ -14,7 +14,7 @@ from memest.units import format_size
 __all__ = ["ratio_chart"]
 
 BEFORE, AFTER = "as predicted", "corrected"
-_COLOURS = ("#8a94a0", "#0b7285")
+_COLOURS = ("#8a94a0", "#1590a5")
 _MOST_NAMED = 40
 
 

@@ -39,7 +39,10 @@ export default function ({ data, parentElement, setTriggerValue }) {
       nav.append(link);
     }
   for (const link of nav.children) {
-    link.ariaCurrent = link.dataset.path === data.current ? "page" : null;
+    const isOpen = link.dataset.path === data.current;
+    if (isOpen && !link.ariaCurrent)  // on a phone there are more links than fit
+      link.scrollIntoView({ block: "nearest", inline: "center" });
+    link.ariaCurrent = isOpen ? "page" : null;
     link.onclick = (event) => {
       if (event.ctrlKey || event.metaKey || event.shiftKey) return;  // a tab or window of its own
       event.preventDefault();

@@ -147,6 +147,10 @@ def _report(
     return report_blocks(pairs_of(_runs, _progress))
 
 
+_NOTHING = "-"
+"""What the library's tables write where there is nothing; a column of it is left out here."""
+
+
 def draw_blocks(blocks: Sequence[Block]) -> None:
     """A report of the library on the page."""
     for number, block in enumerate(blocks):
@@ -158,15 +162,18 @@ def draw_blocks(blocks: Sequence[Block]) -> None:
             st.markdown("\n".join(f"- {text}" for text in block.texts))
         elif isinstance(block, Table):
             st.caption(block.caption)
+            rows = [dict(zip(block.head, row, strict=True)) for row in block.rows]
+            empty = {name for name in block.head if all(row[name] == _NOTHING for row in rows)}
             st.dataframe(
-                [dict(zip(block.head, row, strict=True)) for row in block.rows],
+                [{name: row[name] for name in block.head if name not in empty} for row in rows],
                 hide_index=True,
                 key=f"block_{number}",
                 alt=block.caption,
             )
         elif isinstance(block, Figure):
             st.html(_picture(block))
-            st.caption(block.words)
+            if block.words:
+                st.caption(block.words)
 
 
 _ON_DARK = {INK: "#e6ebf1", GRID: "#39434f", CORRECTED: "#5aa9f5"}

@@ -37,7 +37,6 @@ PAGE_STYLE = """
 .stMainBlockContainer {padding:4.1rem 2rem 3rem; max-width:84rem}
 .stVerticalBlock {gap:.5rem}
 [data-testid=stStatusWidget] button {display:none}
-.st-key-all_options {margin-top:1.72rem}
 [data-testid=stPopoverBody]:has(.st-key-option) {width:min(32rem, 92vw)}
 [data-testid=stCaptionContainer] {color:inherit; opacity:.82}
 .st-key-chips button {min-height:1.7rem; padding:0 .7rem; border-radius:1rem}
@@ -54,6 +53,7 @@ h1.mm-title {font-size:1.7rem; font-weight:750; padding:0; margin:0; line-height
   justify-content:center; z-index:999991; overflow-x:auto; scrollbar-width:none}
 [data-testid=stLayoutWrapper]:has(> .st-key-menu) {position:absolute}
 .st-key-changes .stButton button {min-height:2.1rem}
+.st-key-method [role=radio], .st-key-precision [role=radio] {min-height:2.5rem}
 .st-key-changes .stButton button p {white-space:normal; overflow-wrap:break-word}
 @media (max-width: 1150px) {
   .st-key-question .stHorizontalBlock, .st-key-tuning .stHorizontalBlock,
@@ -65,7 +65,8 @@ h1.mm-title {font-size:1.7rem; font-weight:750; padding:0; margin:0; line-height
   mask-image:linear-gradient(to right, #000 calc(100% - 3.5rem), transparent)}}
 @media (max-width: 640px) {.stMainBlockContainer {padding:4rem 1rem 2rem}
   [data-testid=stStatusWidget] {display:none}
-  .st-key-all_options {margin-top:0} .stColumn:has(.stMetric) {min-width:100%}
+  .st-key-pin_row > :has(input) {min-width:100%}
+  .stColumn:has(.stMetric) {min-width:100%}
   .stHorizontalBlock:has(> .stColumn:nth-child(4)) > .stColumn:has(.stMetric) {min-width:45%}
   [data-testid=stLayoutWrapper]:has(> .st-key-tuning) {order:1}
   [data-testid=stLayoutWrapper]:has(> .st-key-behind) {order:2}}
@@ -78,6 +79,7 @@ MAX_SECONDS = "MEMEST_APP_SECONDS"
 """The environment variable that tells the server how long an answer may take."""
 MAX_MEMORY = "MEMEST_APP_MEMORY"
 """The environment variable that tells the server from how many bytes on it refuses questions."""
+_LEAST_KEPT_BYTES = 1000
 MAX_UPLOAD_MB = MAX_EXPORT_BYTES // MIB
 
 _OPTIONS = {
@@ -95,7 +97,12 @@ _OPTIONS = {
 
 def launch_options() -> list[str]:
     """Theme and limits as ``--name=value`` for ``streamlit run``."""
-    options = [f"--server.maxUploadSize={MAX_UPLOAD_MB}", "--browser.gatherUsageStats=false"]
+    options = [
+        f"--server.maxUploadSize={MAX_UPLOAD_MB}",
+        "--browser.gatherUsageStats=false",
+        # lists of options, styles: what a browser has is not sent again with every change
+        f"--global.minCachedMessageSize={_LEAST_KEPT_BYTES}",
+    ]
     # lists are JSON on a command line
     options += [
         f"--{name}={json.dumps(value) if isinstance(value, list) else value}"

@@ -122,7 +122,8 @@ def _figures(runs: list[dict[str, Any]]) -> None:
     plots = (("Predicted against measured", against_measured), ("Errors", error_plot))
     for column, (caption, plot) in zip(columns, plots, strict=True):
         with column:
-            draw_blocks([Figure(caption, plot(points, caption), error_words(points))])
+            draw_blocks([Figure(caption, plot(points, caption), "")])
+    st.caption(error_words(points))  # of both
 
 
 def _errors_of(runs: list[dict[str, Any]]) -> Errors | None:

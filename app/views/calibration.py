@@ -171,8 +171,8 @@ def draw_calibration(calibration: Calibration) -> None:
     """How right it was, its factors and offsets, and where it is from."""
     validation, band = calibration.validation, calibration.band
     columns = st.columns(4)
-    columns[0].metric("Runs", f"{validation.cases}", border=True)
-    columns[1].metric("Models", f"{validation.models}", border=True)
+    columns[0].metric("Runs", f"{validation.cases}", border=True, height="stretch")
+    columns[1].metric("Models", f"{validation.models}", border=True, height="stretch")
     columns[2].metric(
         "Median error",
         _percent(validation.error),

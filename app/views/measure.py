@@ -50,7 +50,7 @@ def measure(go_and_fit: Callable[[], None]) -> None:
         devices = measuring_devices()
     except MemestError as error:
         # what it says behind the colon is about estimates
-        _no_card(name, f" ({str(error).partition(':')[0]})")
+        _no_card(name, f": {str(error).partition(':')[0]}")
         return
     if not devices:
         _no_card(name, "")
@@ -88,7 +88,7 @@ def _campaign_label(name: str) -> str:
 def _no_card(name: str, why: str) -> None:
     """What to do where nothing can be measured."""
     st.info(
-        f"There is no NVIDIA GPU on the machine that this explorer runs on{plain(why)}, so nothing "
+        f"There is no NVIDIA GPU on the machine that this explorer runs on{plain(why)}. Nothing "
         "can be measured here. On a machine with one, this does the same; a run that was ended "
         "goes on where it stopped:",
         icon=":material/memory_alt:",

@@ -28,10 +28,9 @@ from memest.app.views.what_if_parts import (
 from memest.app.words import plain
 from memest.catalog.gpus import find_gpu
 from memest.catalog.spec import GpuSpec
-from memest.config.installed import release
 from memest.errors import MemestError
 from memest.report.result import Estimate, GpuFit, Verdict
-from memest.report.words import batch_sentence, format_count, setup_items
+from memest.report.words import format_count, setup_items
 from memest.units import format_delta, format_size
 
 __all__ = ["show"]
@@ -81,11 +80,9 @@ def show(question: ExplorerQuestion, draw_inputs: Callable[[], None]) -> None:
     full_answer = waiting.attempt(
         partial(answers.estimate, question, max_batch=True), "Looking for the largest batch"
     )
-    # not where each change would be traced or compiled
-    looked_for = full_answer is not None and full_answer.max_batch is not None
-    if answer.gpu is not None and (looked_for or release("torch") is None):
+    if full_answer is not None and full_answer.gpu is not None:
         with changes:
-            suggestions_row(question, "" if full_answer is None else batch_sentence(full_answer))
+            suggestions_row(question, full_answer)
 
 
 def _hero(question: ExplorerQuestion, answer: Estimate, pinned_answer: Estimate | None) -> None:
@@ -177,7 +174,7 @@ def _pinned(draw_inputs: Callable[[], None]) -> Estimate | None:
 
 def _pin_row(question: ExplorerQuestion) -> None:
     """What is pinned, and the buttons for it."""
-    row = st.container(horizontal=True, vertical_alignment="bottom")
+    row = st.container(horizontal=True, vertical_alignment="bottom", key="pin_row")
     row.text_input(
         "Pinned, to compare with",
         **linked("pin", ""),

@@ -21,8 +21,9 @@ from memest.errors import MemestError
 from memest.report.layers import phase_rows, tree, visible
 from memest.report.plots import check_matplotlib
 from memest.report.result import Estimate, Verdict
-from memest.report.words import moment_text
+from memest.report.words import batch_sentence, moment_text
 from memest.search.reasons import explain
+from memest.search.suggest import effort_for
 from memest.units import format_delta, format_size
 
 __all__ = [
@@ -63,16 +64,20 @@ def delta_reasons(before: Estimate, after: Estimate) -> None:
         )
 
 
-def suggestions_row(question: ExplorerQuestion, largest: str) -> None:
+def suggestions_row(question: ExplorerQuestion, answer: Estimate) -> None:
     """What makes the run fit, or makes use of the room: one click each.
 
     Args:
         question: that was asked.
-        largest: the largest batch in words; empty where it was not looked for.
+        answer: to it, its largest batch looked for.
     """
-    found = waiting.attempt(partial(answers.suggestions, question), "Looking for what makes it fit")
+    if (effort := effort_for(answer)) is None:
+        return
+    work = partial(answers.suggestions, question, effort)
+    found = waiting.attempt(work, "Looking for what makes it fit")
     if found is None:
         return
+    largest = batch_sentence(answer)
     head = "It fits with room" if found.verdict is Verdict.FITS else "What makes it fit"
     if largest:
         none, _, why = largest.partition("none: ")
@@ -81,9 +86,11 @@ def suggestions_row(question: ExplorerQuestion, largest: str) -> None:
         if found.closest is not None:
             words, miss = plain(found.closest.words), format_size(found.miss_bytes)
             head = f"Nothing that is tried makes it fit: {miss} too little with {words}"
-        elif found.verdict is Verdict.FITS:
-            head = f"Largest batch: {largest}" if largest else ""
-        st.markdown(f"**{head}**" if head else "")
+        elif largest:
+            head = f"Largest batch: {largest}"
+        else:
+            return
+        st.markdown(f"**{head}**")
         return
     st.markdown(f"**{plain(head)}**")
     for column, made in zip(st.columns(3), found.changes, strict=False):
@@ -233,18 +240,11 @@ def calibration_tab(answer: Estimate) -> None:
         alt="Correction: "
         + ", ".join(f"{n} {format_size(raw)} to {format_size(size)}" for n, raw, _, size in rows),
     )
-    share = "not known" if facts.coverage is None else f"{facts.coverage:.0%}"
-    left, middle, right = st.columns(3)
-    left.metric("Runs measured", f"{facts.cases}", border=True)
-    middle.metric("Models", f"{facts.models}", border=True)
-    right.metric(
-        "Inside their range",
-        share,
-        border=True,
-        help="Share of runs of models left out of the fit that lay in the range made without them.",
-    )
-    if facts.extrapolates:
-        st.warning("This question lies beyond what was measured: the range is widened.")
+    if facts.coverage is not None:
+        st.caption(
+            f"{facts.coverage:.0%} of the runs of models left out of the fit lay in the range made "
+            "without them."
+        )
 
 
 def notes_tab(answer: Estimate) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from memest.cli.console import Output, write_out
 from memest.cli.exit_codes import ExitCode
-from memest.config.installed import release
 from memest.config.options import no_gpu, read_size, read_whole
 from memest.config.setup import choose
 from memest.errors import ConfigError, MemestError, UnknownGpuError
@@ -187,25 +186,15 @@ def _tips(
 
     if answer.verdict not in (Verdict.DOES_NOT_FIT, Verdict.TIGHT, Verdict.RELEASES_CACHE):
         return None
-    traced_anew = (
-        answer.gpu is not None and answer.max_batch is None and release("torch") is not None
-    )
-    if traced_anew and answer.setup.torch_compile:
-        return None  # each change would be compiled, which takes minutes
-    from memest.search.suggest import suggest
+    from memest.search.suggest import effort_for, suggest
 
+    if (effort := effort_for(answer)) is None:
+        return None
     gpus = options.get("gpu")
     first = gpus if isinstance(gpus, str) or not gpus else gpus[0]
     try:
         with output.working() as progress:
-            found = suggest(
-                model,
-                progress=progress,
-                quick=True,
-                brief=traced_anew,
-                count=1 if traced_anew else 3,
-                **{**options, "gpu": first},
-            )
+            found = suggest(model, progress=progress, **effort, **{**options, "gpu": first})
     except MemestError:
         return None  # the answer holds without them
     return found if found.changes or found.closest is not None else None

@@ -7,13 +7,14 @@ kind. A run that fits with room is told its largest batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from memest.catalog.gpu_counts import split_gpu_count
+from memest.config.installed import release
 from memest.config.options import argument, no_gpu
 from memest.config.parallelism import Strategy
 from memest.config.quantization import Format
@@ -23,7 +24,7 @@ from memest.config.spelling import command_words
 from memest.errors import MemestError, NotKnownError
 from memest.estimation.gpu_target import Place
 from memest.events import Category
-from memest.report.result import Spot, Verdict
+from memest.report.result import Estimate, Spot, Verdict
 from memest.report.suggestions import Suggestion, Suggestions
 from memest.search.combos import LOSSES, STATES_OF, implementations, other_precisions
 from memest.search.cost import Probe
@@ -33,7 +34,7 @@ from memest.search.profile import profile as make_profile
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["suggest", "suggestions_of"]
+__all__ = ["effort_for", "suggest", "suggestions_of"]
 
 Progress = Callable[[str], None]
 
@@ -99,6 +100,23 @@ def suggest(
         model, setup, trust_remote_code=trust_remote_code, progress=progress, **options
     )
     return suggestions_of(profile, place, count, quick=quick, brief=brief)
+
+
+def effort_for(answer: Estimate) -> Mapping[str, Any] | None:
+    """How thoroughly to look for changes beside an answer that is out.
+
+    Args:
+        answer: to the question, its largest batch looked for.
+
+    Returns:
+        Arguments of :func:`suggest`; None where each change would be compiled, which takes minutes.
+    """
+    if answer.gpu is None or answer.max_batch is not None or release("torch") is None:
+        return {"quick": True}
+    if answer.setup.torch_compile:
+        return None
+    # the largest batch was not looked for: each change is traced anew
+    return {"quick": True, "brief": True, "count": 1}
 
 
 def suggestions_of(

@@ -76,7 +76,7 @@ def test_what_others_imply_goes_with_them() -> None:
 def test_a_change_frees_what_was_told() -> None:
     options = {"method": "dpo", "batch": 64, "seq_len": 128, "gpu_memory": "1GiB"}
     question = ExplorerQuestion.of("gpt2?n_layer=2&n_embd=128&n_head=2", options)
-    found = answers.suggestions(question).changes
+    found = answers.suggestions(question, {"quick": True}).changes
     assert found
     before = answers.estimate(question).peak.device_bytes
     for change in found:

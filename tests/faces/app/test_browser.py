@@ -458,3 +458,15 @@ def test_the_links_to_the_pages_are_a_landmark_that_says_which_is_open(
     # as a tab of its own, too
     assert links["Fit map"].evaluate("link => link.href") == f"{explorer}/fit-map"
     page.close()
+
+
+def test_a_phone_shows_which_page_is_open(explorer: str, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.goto(f"{explorer}/calibration")
+    link = page.get_by_role("link", name="Calibration", exact=True)
+    link.wait_for(timeout=PATIENCE_MS)
+    is_drawn(page)
+    box = link.bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 390
+    page.close()

@@ -53,7 +53,7 @@ def test_without_a_card_the_page_says_so_and_gives_the_command(
     monkeypatch.setattr("memest.app.views.measure.measuring_devices", none_here)
     app = open_page("calibration", do="Measure", campaign="standard")
     assert "There is no NVIDIA GPU" in texts(app)
-    assert "(no NVIDIA driver answers on this machine (no library))" in texts(app)
+    assert "runs on: no NVIDIA driver answers on this machine (no library). Nothing" in texts(app)
     assert app.code[0].value == "memest calibrate run --campaign standard"
     assert "measure_now" not in [button.key for button in app.button]
 

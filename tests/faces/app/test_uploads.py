@@ -199,7 +199,8 @@ def test_a_profile_is_shown_part_by_part(open_page: Open) -> None:
     assert "× 1.0200" in list(app.dataframe[0].value["factor"])
     assert "500 MiB" in list(app.dataframe[1].value["offset"])
     app = open_page(tab="Calibration")
-    assert metrics(app)["Runs measured"] == "40"
+    assert "calibrated on 40 runs of 8 models" in texts(app)
+    assert "92% of the runs of models left out of the fit" in texts(app)
     badge = app.button(key="calibrated")
     assert badge.label.startswith("Calibrated on RTX 4090: ")
     assert "What it does to this question" in texts(open_page("calibration"))

@@ -1,17 +1,20 @@
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 import memest
 from memest.app import answers, asking, waiting
+from memest.app.hero import hero as hero_html
 from memest.app.link import read_question
 from memest.app.presets import DEFAULT_QUESTION, PRESETS
 from memest.app.question import ExplorerQuestion
 from memest.app.trust import trust_words
 from memest.app.views import what_if
 from memest.errors import MemestError
+from memest.report.result import Verdict
 from memest.units import format_delta, format_size
 from support.app_page import Open, command, hero, set_option, texts, verdict
 
@@ -188,6 +191,16 @@ def test_a_number_of_gpus_goes_to_its_own_input(open_page: Open) -> None:
     assert typed.with_gpu("zebra").gpus == ("zebra",)
 
 
+def test_figures_are_of_each_of_several_gpus() -> None:
+    question = PRESETS["Qwen3-8B full, 8 x H100, FSDP2"]
+    answer = memest.estimate(question.model, question.setup, **question.place)
+    assert "<span>on H100 80GB, on each of 8 GPUs</span>" in hero_html(answer)[0]
+    nowhere = replace(answer, gpu=None, verdict=Verdict.UNKNOWN)
+    assert "<span>this is what it needs on each of 8 GPUs</span>" in hero_html(nowhere)[0]
+    alone = replace(nowhere, setup=DEFAULT_QUESTION.setup)
+    assert "<span>this is what it needs</span>" in hero_html(alone)[0]
+
+
 def test_what_others_add_to_a_link_is_passed_over(open_page: Open) -> None:
     app = open_page(model=MODEL, utm_source="x", embed="true")
     assert not app.warning
@@ -232,6 +245,20 @@ def test_what_makes_it_fit_is_one_click_away(open_page: Open) -> None:
     assert not app.exception
     assert verdict(app) == "Fits"
     assert "--checkpointing full" in command(app)
+
+
+@pytest.mark.slow
+def test_what_makes_it_fit_is_looked_for_briefly_where_each_change_is_traced(
+    open_page: Open,
+) -> None:
+    options = {"method": "grpo", "batch": 8, "seq_len": 128, "gpu_memory": "1GiB"}
+    model = "EleutherAI/pythia-14m"
+    app = open_page(model=model, gpu="none", **{name: str(each) for name, each in options.items()})
+    assert not app.error
+    found = memest.suggest(model, quick=True, brief=True, count=1, **options)
+    buttons = [button.key for button in app.button if str(button.key).startswith("apply ")]
+    assert buttons == [f"apply {change.arguments}" for change in found.changes]
+    assert len(buttons) == 1
 
 
 def test_the_method_is_one_choice_and_its_options_are_chips(open_page: Open) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import memest
 from memest.errors import ConfigError
 from memest.report.result import Verdict
+from memest.search.suggest import effort_for
 from memest.units import format_size
 from support.small_llama import LLAMA
 
@@ -76,6 +78,15 @@ def test_adapters_go_on_all_linear_layers_where_peft_knows_none_by_name() -> Non
     run = {"dtype": "float32", "batch": 2, "target_len": 32, "checkpointing": "full"}
     found = memest.suggest("openai/whisper-tiny", brief=True, count=1, gpu_memory="700MiB", **run)
     assert dict(found.changes[0].options)["lora_target_modules"] == "all-linear"
+
+
+def test_how_thoroughly_to_look_follows_from_what_a_change_would_take() -> None:
+    answer = memest.estimate("bert-large-uncased", **BERT)
+    assert effort_for(answer) == {"quick": True}
+    traced_anew = replace(answer, max_batch=None)
+    assert effort_for(traced_anew) == {"quick": True, "brief": True, "count": 1}
+    compiled = replace(traced_anew, setup=replace(answer.setup, torch_compile=True))
+    assert effort_for(compiled) is None
 
 
 def test_what_needs_a_trace_is_looked_at_where_nothing_else_makes_it_fit() -> None:
