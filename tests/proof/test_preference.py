@@ -175,7 +175,8 @@ def _trl(model, setup):
         if setup.method.generates and fused:
             head(base_of(model), outputs=("log_probs", "entropy"))
         elif fused:
-            head(base_of(model), outputs=("log_probs", "entropy", "mean_logits", "is_top1"))
+            hits = () if setup.method == "kto" else ("is_top1",)
+            head(base_of(model), outputs=("log_probs", "entropy", "mean_logits", *hits))
         if ours.reference is not None and fused:
             head(ours.reference)
         trainer = _trainer(setup, ours)
@@ -300,6 +301,8 @@ TRAINERS = [
     {"method": "dpo", "args": {"gradient_checkpointing": False, "gradient_accumulation_steps": 2}},
     {"method": "kto"},
     {"method": "kto", **WITH_LORA},
+    {"method": "kto", "args": {"precompute_ref_log_probs": True}},
+    {"method": "kto", **WITH_LORA, "args": {"precompute_ref_log_probs": True}},
     {"method": "orpo"},
     {"method": "orpo", **WITH_LORA, "quantised": "nf4", "dtype": "bfloat16"},
     {"method": "orpo", **WITH_LORA, "quantised": "nf4", "args": {"bf16": False}},
