@@ -206,7 +206,8 @@ def read_question(
     run_options = run.options
     if not files and launch is None:
         # an autocast that is switched off by name is a word on precision
-        run_options = {**flags, **{k: v for k, v in run.options.items() if k == "precision" and off}}
+        words = {"precision"} & run.options.keys() if off else ()
+        run_options = {**flags, **{name: run.options[name] for name in words}}
     defaults = {each.option for each in run.values if each.level is Level.DEFAULT}
     run_options = {
         name: value
