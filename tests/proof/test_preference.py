@@ -292,6 +292,7 @@ def _large(events):
 # -- whole trainers -------------------------------------------------------------------------------
 
 TINY = {"prompt": 1, "completion": 62, "batch": 4, "dtype": "float32", "tiny": True}
+WITH_DORA = {"lora": {"r": 8, "target_modules": "all-linear", "use_dora": True}}
 WITH_LORA = {"lora": {"r": 8, "target_modules": "all-linear"}}
 ROLLOUTS = ("grpo", "rloo", "online-dpo")
 TRAINERS = [
@@ -315,6 +316,8 @@ TRAINERS = [
         "args": {"gradient_checkpointing": False},
     },
     {"method": "dpo", **WITH_LORA, "quantised": "nf4", "dtype": "bfloat16"},
+    {"method": "dpo", **WITH_DORA, "quantised": "nf4", "dtype": "bfloat16"},
+    {"method": "dpo", **WITH_DORA},
     {"method": "reward"},
     {"method": "grpo"},
     {"method": "grpo", **WITH_LORA, "args": {"beta": 0.04, "gradient_accumulation_steps": 2}},
@@ -439,9 +442,7 @@ def test_a_whole_trainer_allocates_the_same(asked, tmp_path):
         grad_accum=arguments.get("gradient_accumulation_steps", 1),
         precompute_ref_log_probs=arguments.get("precompute_ref_log_probs", False),
         rollouts=rollouts,
-        adapter={"peft_type": "LORA", "r": 8, "target_modules": "all-linear"}
-        if "lora" in asked
-        else None,
+        adapter={"peft_type": "LORA", **asked["lora"]} if "lora" in asked else None,
         quantization={
             "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
             "bnb_4bit_compute_dtype": asked["dtype"],
