@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,9 +56,26 @@ def _be_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
                 bool if flattens else model.set_requires_gradient_sync,
                 lambda loss: loss.backward(), optimizer.step,
                 lambda: _end_step(model, objective.reference, setup),
+                lambda: hand_out(model, setup),
             )  # fmt: skip
 
     return measure_rank(run)
+
+
+def hand_out(model: Any, setup: Any) -> None:
+    """TRL's own: the weights for an engine, whose names for them are those of its loops."""
+    import torch
+    from trl.generation.vllm_generation import VLLMGeneration
+
+    if setup.writes_completions:
+        return
+    giver = VLLMGeneration.__new__(VLLMGeneration)
+    giver.model, giver.accelerator = model, SimpleNamespace(device=torch.device("cpu"))
+    giver._dist = SimpleNamespace(
+        gather_params=lambda _: nullcontext(), is_fsdp=True, fsdp_version=2
+    )
+    for _ in giver._iter_named_params():
+        pass
 
 
 def _end_step(model: Any, reference: Any, setup: Any) -> None:

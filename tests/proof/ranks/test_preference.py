@@ -55,6 +55,10 @@ CASES = {
         "method": "grpo", "adapter": ADAPTER, "model": "llama-tied", **HALF,
         "rollouts": {"engine": "vllm", "completion_len": 32, "kl_beta": 0.1},
     },
+    "grpo hybrid": {
+        "method": "grpo", "fsdp_shard_size": 2, "ranks": 4,
+        "rollouts": {"engine": "vllm", "completion_len": 32},
+    },
     "rloo": {"method": "rloo", "rollouts": {"engine": "vllm", "completion_len": 32}},
     "orpo": {"method": "orpo"},
     "reward": {"method": "reward"},
