@@ -145,12 +145,6 @@ METHOD_PAIRS = (
     ),
     Pair(
         "method",
-        "--fsdp {s.distributed.fsdp} with completions by the model itself",
-        lambda s: s.distributed.strategy is Strategy.FSDP and s.writes_completions,
-        "every token gathers the weights anew; --engine vllm and server are priced",
-    ),
-    Pair(
-        "method",
         "--zero 3 with adapters on a quantised base and --engine {s.rollouts.engine}",
         lambda s: (
             s.distributed.zero == 3

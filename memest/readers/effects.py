@@ -273,7 +273,7 @@ def _sharded_otherwise(
     yield zero == 3 and method.writes_pairs, "under ZeRO-3"
     yield merges and _is_quantised(acting), "under ZeRO-3, beside adapters on a quantised base"
     yield fsdp and method.writes_pairs, "under FSDP"
-    yield generates and writes, "under FSDP"
+    yield generates and writes and adapts, "under FSDP, by the model itself with adapters"
     yield generates and adapts and _is_quantised(acting), "under FSDP, on a quantised base"
     yield (asks or generates) and is_first, "under FSDP1"
     precomputes = method.has_reference and _is_on(acting, "precompute_ref_log_probs")

@@ -15,6 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from memest.config.rollouts import Engine
 from memest.events import Category, CueKind, Mark, Phase
 from memest.sharding.engine import DEFAULT_STREAM, weight_bytes
 from memest.sharding.fsdp import ALL_REDUCE_STREAM, FsdpRank, FsdpUnit, State, is_inside
@@ -39,7 +40,7 @@ class Fsdp2(FsdpRank):
         tensor_ranks: that share layers by tensor parallelism; ``weights`` are what one of them has.
         reduce_dtype: of gradients while they are reduced; empty for the dtype that computes.
         gather_stream: where buffers of gathers are made.
-        hands_out: an engine that writes completions is given the weights before each step.
+        writer: who writes the completions that a step learns from; None where nobody does.
         is_last_backward: backwards give parameters back, and end what is under way
             (``set_is_last_backward``, ``set_reshard_after_backward``).
     """
@@ -47,7 +48,7 @@ class Fsdp2(FsdpRank):
     tensor_ranks: int = 1
     reduce_dtype: str = ""
     gather_stream: int = _COPY_IN_STREAM
-    hands_out: bool = False
+    writer: Engine | None = None
     is_last_backward: bool = True
     _copied_buffer: int | None = None
     _reduce_inputs: list[int] = field(default_factory=list)
@@ -109,13 +110,31 @@ class Fsdp2(FsdpRank):
                     to.out.host_bytes += nbytes
             to.free(*whole)
 
-    # -- weights for an engine that writes completions
+    # -- completions that are written before a step
 
     def begins(self, mark: Mark) -> None:
         """See :meth:`Wrapper.begins`."""
         FsdpRank.begins(self, mark)
-        if self.hands_out and mark.phase is Phase.BATCH and not mark.micro_step:
+        if self.writer is None or mark.phase is not Phase.BATCH or mark.micro_step:
+            return
+        if self.writer is Engine.MODEL:
+            self._write()
+        else:
             self._hand_out()
+
+    def _write(self) -> None:
+        """``generate`` of the model itself: what its last forward gathers, and leaves behind.
+
+        What it computes is played behind the steps, once.
+        """
+        names = {name: place for place, name in enumerate(self.to.out.module_names)}
+        modules = {module for unit in self.units for module in unit.plan.modules} - {ROOT}
+        self._makes_graph = False
+        self.enter(ROOT, fed=False)
+        for module in sorted(modules, key=lambda name: names.get(name, 0)):
+            self.enter(module, fed=False)
+            self.leave(module)
+        self.leave(ROOT)
 
     def _hand_out(self) -> None:
         """Every weight is made whole by itself (``full_tensor``); adapters are merged meanwhile.

@@ -198,7 +198,7 @@ def _fsdp(common: dict[str, Any], setup: Setup, landmarks: Landmarks) -> Fsdp1 |
             **common,
             tensor_ranks=distributed.tp,
             reduce_dtype=reduce_dtype,
-            hands_out=setup.method.generates and not setup.writes_completions,
+            writer=(setup.rollouts or Rollouts()).engine if setup.method.generates else None,
         )
     if _skips_sync(setup) and setup.grad_accum > 1:
         rank.notes.append(

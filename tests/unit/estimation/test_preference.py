@@ -108,7 +108,6 @@ REFUSED = [
         },
         "merges adapters into what is quantised",
     ),
-    ({"method": "grpo", **FSDP}, "every token gathers the weights anew"),
     ({"method": "grpo", **FSDP, "lora_r": 8}, "and torch stops"),
     ({"method": "grpo", **FSDP, "engine": "server", "qlora": True}, "into what is quantised"),
     ({"method": "kto", "log_probs": "float32"}, "no trainer that was read"),
