@@ -193,7 +193,7 @@ def test_a_generation_in_autocast_computes_in_it(model):
         ({"kl_beta": -1}, "0 to"),
         ({"completion_len": 64}, "--seq-len 128"),
         ({"method": "dpo", "engine": "vllm"}, "add --method grpo, rloo or online-dpo"),
-        ({"method": "ppo"}, "--unpriced ppo"),
+        ({"method": "ppo"}, "--method rloo or grpo learns .* --unpriced ppo"),
         ({"engine": "vllm", "load_in_8bit": True, "lora_r": 8}, "8 bits"),
         ({"num_gpus": 2, "fsdp": "full_shard", "lora_r": 8}, "and torch stops"),
     ],
