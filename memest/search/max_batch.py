@@ -242,10 +242,10 @@ def _size_search(profiler: Profiler, request: Setup, of: SizeAxis, gpu: GpuTrait
             "varies in memest sweep --over seq-len=512,1024."
         )
     if of is SizeAxis.BATCH:
-        step = resolved_setup.batch_step
-        highest = MAX_BATCH // step * step
-        search_request = replace(request, batch=start)
-        return _SizeSearch(profiler, search_request, of, step, start, highest, CurveEnd.SEARCH)
+        unit = resolved_setup.batch_step
+        most = MAX_BATCH // unit * unit
+        request = replace(request, batch=start)
+        return _SizeSearch(profiler, request, of, unit, start, most, CurveEnd.SEARCH)
     if start is None:
         start = 128
     _check_has_effect(profiler, with_size(request, of, start), of, start)
