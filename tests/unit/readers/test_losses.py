@@ -153,3 +153,13 @@ def test_a_reference_that_is_let_go_of_is_priced_beside_the_training(write, trl_
     assert any("under FSDP, precomputed" in words for words in adapted.setup.unpriced)
     assert not alone.setup.has_reference_model
     assert not alone.setup.overpriced
+
+
+@pytest.mark.parametrize(("loss", "saves"), [("kto", False), ("apo_zero_unpaired", True)])
+def test_a_loss_of_kto_without_a_divergence_takes_less(loss, saves, trl_present):
+    command = "trl kto --model_name_or_path gpt2 --max_length 64 --loss_type"
+    setup = memest.read_config(command=f"{command} {loss}", num_gpus=1).setup
+
+    assert setup.method == "kto"
+    assert any("estimates no divergence" in words for words in setup.overpriced) is saves
+    assert not setup.unpriced
