@@ -170,7 +170,7 @@ def read_question(
     place = {name: value for name, value in options.items() if not find_option(name).field}
     flags = {name: value for name, value in options.items() if name not in place}
     first = model_names[0] if model_names else None
-    flags = {**_switched_off(off, flags), **flags}
+    flags = {**dict.fromkeys(off, False), **flags}
     if separate_runs and len(configurations) > 1:
         read = tuple(
             read_config(*config, reference, config_format=config_format, command=launch, **flags)
@@ -203,7 +203,11 @@ def read_question(
     varied_flags = [flag for option in varied for flag in option.flags]
     kept = without_varied(varied_flags, run.values, run.not_modelled, run.setup)
     run = replace(run, values=kept[0], not_modelled=kept[1], setup=kept[2])
-    run_options = run.options if files or launch is not None else flags
+    run_options = run.options
+    if not files and launch is None:
+        # an autocast that is switched off by name is a word on precision
+        words = {"precision"} & run.options.keys() if off else ()
+        run_options = {**flags, **{name: run.options[name] for name in words}}
     defaults = {each.option for each in run.values if each.level is Level.DEFAULT}
     run_options = {
         name: value
@@ -226,15 +230,6 @@ def _options_of(axes: Sequence[str]) -> Iterator[Option]:
     for axis in axes:
         with suppress(ConfigError):
             yield find_option(axis.partition("=")[0].lstrip("-").replace("-", "_"))
-
-
-def _switched_off(off: Sequence[str], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Switches as options: without ``bf16`` and ``fp16`` a run is in fp32."""
-    words = {"bf16", "fp16"}
-    switches: dict[str, Any] = {name: False for name in off if name not in words}
-    if words & set(off) and not (words | {"precision"}) & set(flags):
-        switches["precision"] = "fp32"
-    return switches
 
 
 def _is_named(value: Any) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from memest.config.kinds import Fsdp, Loop, Task
+from memest.config.kinds import Fsdp, Loop, Method, Task
 from memest.config.life import Life, LifePart
 from memest.config.quantization import Format, Quantization
 from memest.config.training_run import TrainingRun
@@ -90,6 +90,11 @@ _ROWS = (
         "{s.completions_at_once} completions at once are no multiple of the "
         "{s.completions_of_a_prompt} of each prompt that {s.method} compares, and TRL stops. "
         "Change --batch, --grad-accum or --steps-per-generation, or name --num-generations",
+    ),
+    Idle(
+        lambda s, _: s.method is Method.KTO and s.batch == 1,
+        "--batch 1 with --method kto: TRL stops, because its divergence is that of an answer and "
+        "another one of the batch. Write --batch 2",
     ),
     Idle(
         lambda s, _: s.steps_in_backward and s.max_grad_norm,

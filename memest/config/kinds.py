@@ -291,6 +291,13 @@ _METHODS = {
 }
 _GONE_METHODS = "ppo nash-md xpo bco prm".split()
 _UNPRICED_METHODS = [*_GONE_METHODS, "reinforce++", "gkd", "rlhf"]
+_OF_COMPLETIONS = "--method rloo or grpo learns from completions too, without a model of values. "
+_CLOSEST = {
+    **dict.fromkeys(("ppo", "reinforce++", "rlhf"), _OF_COMPLETIONS),
+    **dict.fromkeys(("nash-md", "xpo"), "--method online-dpo compares two completions too. "),
+    "bco": "--method kto learns from single answers too. ",
+}
+"""What is priced of the kind of a method that is not."""
 
 
 def read_method(value: Any) -> Method:
@@ -308,8 +315,9 @@ def read_method(value: Any) -> Method:
         gone = "TRL 1.16 has no trainer of it any more, and " if text in _GONE_METHODS else ""
         raise ConfigError(
             f"--method {value} is not priced: {gone}what it takes beside a step (generation, "
-            f"rewards, further models) is not modelled. Legal: {', '.join(Method)}. A lower bound "
-            f"is the step alone: leave --method out and add --unpriced {text}."
+            f"rewards, further models) is not modelled. {_CLOSEST.get(text, '')}Legal: "
+            f"{', '.join(Method)}. A lower bound is the step alone: leave --method out and add "
+            f"--unpriced {text}."
         )
     raise not_legal(f"--method {value!r}", text, list(Method))
 

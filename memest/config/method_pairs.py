@@ -145,12 +145,6 @@ METHOD_PAIRS = (
     ),
     Pair(
         "method",
-        "--fsdp {s.distributed.fsdp} with completions by the model itself",
-        lambda s: s.distributed.strategy is Strategy.FSDP and s.writes_completions,
-        "every token gathers the weights anew; --engine vllm and server are priced",
-    ),
-    Pair(
-        "method",
         "--zero 3 with adapters on a quantised base and --engine {s.rollouts.engine}",
         lambda s: (
             s.distributed.zero == 3
@@ -182,15 +176,28 @@ METHOD_PAIRS = (
     ),
     Pair(
         "method",
+        "--precompute-ref-log-probs with adapters and --fsdp {s.distributed.fsdp}",
+        lambda s: (
+            s.distributed.strategy is Strategy.FSDP
+            and s.precompute_ref_log_probs
+            and s.adapter is not None
+        ),
+        "TRL asks the model while it lies in host memory, with batches on the GPU, and torch stops",
+        "Drop --precompute-ref-log-probs.",
+    ),
+    Pair(
+        "method",
         "--precompute-ref-log-probs under FSDP",
         lambda s: s.distributed.strategy is Strategy.FSDP and s.precompute_ref_log_probs,
-        "TRL asks the reference before the training begins, gathered whole, and that is not priced",
+        "TRL has a reference all the same, asks it before the training begins, gathered whole, and "
+        "lets go of it then; without the option the reference stays, which is an upper bound",
     ),
     Pair(
         "method",
         "--precompute-ref-log-probs under --zero 3",
         lambda s: s.distributed.zero == 3 and s.precompute_ref_log_probs,
-        "TRL asks it by a second engine around the model, whose hooks stay",
+        "TRL asks the model by a second engine around it, whose hooks stay and gather beside those "
+        "of the one that trains; --zero 2 is priced",
     ),
     Pair(
         "method",

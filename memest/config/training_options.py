@@ -331,7 +331,8 @@ class TrainingOptions:
     )
     cast_weights: tuple[str, ...] = option(
         (),
-        "Weights that get another dtype after loading: trainable=float32, those that train; "
+        "Weights that get another dtype after loading: trainable=float32, those that train "
+        "(trainable=bfloat16: but for DoRA's magnitudes, as TRL's trainers have it); "
         "PATTERN=bfloat16, those whose name a regular expression matches. Repeatable.",
         "NAMES=DTYPE",
         panel=Panel.MODEL,

@@ -227,11 +227,17 @@ class TrainingRun(TrainingOptions):
     @property
     def batch_unit(self) -> int:
         """What micro-batches must be multiples of, however many of them make a step."""
-        steps = self.rollouts and self.rollouts.steps_per_generation
-        if not steps:
-            return 1  # of those of one step together it is the samples of the step
-        number = self.completions_of_a_prompt
-        return number // math.gcd(number, self.distributed.data_ranks * steps)
+        # of those of one step together it is the samples of the step, where no number is fixed
+        return self.batch_step if self.rollouts and self.rollouts.steps_per_generation else 1
+
+    @property
+    def batch_step(self) -> int:
+        """What micro-batches must be multiples of with the micro-steps that are asked for.
+
+        ``generation_batch_size % num_generations`` of ``GRPOConfig`` and ``RLOOConfig``.
+        """
+        at_once, number = self.completions_at_once // self.batch, self.completions_of_a_prompt
+        return number // math.gcd(number, at_once)
 
     @property
     def scores_own_completions(self) -> bool:

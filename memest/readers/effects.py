@@ -237,6 +237,8 @@ def _settle_method(
             for option in _OF_METHODS:
                 drop(option, "with the method")
             return []
+    if fsdp and _is_on(acting, "precompute_ref_log_probs"):
+        drop("precompute_ref_log_probs", _PRECOMPUTED)
     if _is_on(acting, "use_liger_kernel"):
         drop("use_liger_kernel", Either(f"not priced beside --method {method}: {WITHOUT_LIGER}"))
     remarks = []
@@ -271,15 +273,20 @@ def _sharded_otherwise(
     yield zero == 3 and method.writes_pairs, "under ZeRO-3"
     yield merges and _is_quantised(acting), "under ZeRO-3, beside adapters on a quantised base"
     yield fsdp and method.writes_pairs, "under FSDP"
-    yield generates and writes, "under FSDP"
+    yield generates and writes and adapts, "under FSDP, by the model itself with adapters"
     yield generates and adapts and _is_quantised(acting), "under FSDP, on a quantised base"
     yield (asks or generates) and is_first, "under FSDP1"
     precomputes = method.has_reference and _is_on(acting, "precompute_ref_log_probs")
-    yield precomputes and (fsdp or zero == 3), f"{shards}, precomputed"
+    yield precomputes and ((fsdp and adapts) or zero == 3), f"{shards}, precomputed"
     if not adapts and log_probs not in ("", LogProbs.FUSED):
         yield asks, "under FSDP, where this trainer wraps the reference otherwise than TRL 1.16"
 
 
+_PRECOMPUTED = Saving(
+    "not priced: TRL asks the reference before the training begins, gathered whole, and lets go of "
+    "it; priced is the reference beside the training"
+)
+"""Under FSDP: ``precompute_ref_log_probs`` of a model without adapters."""
 _OF_METHODS = (
     "log_probs",
     "precompute_ref_log_probs",

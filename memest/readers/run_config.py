@@ -11,7 +11,7 @@ the framework's own rule decides, and without one it is an error:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -184,10 +184,13 @@ def settle(
         ConfigError: two places contradict each other, or a value cannot be.
     """
     own_parts = {name for name in OWN_MODULE_NAMES if (flags or {}).get(name) is not None}
-    flag_values = _flags({n: v for n, v in (flags or {}).items() if n not in OWN_MODULE_NAMES})
+    values = [each for reading in readings for each in reading.values]
+    flag_values = _flags(
+        {n: v for n, v in (flags or {}).items() if n not in OWN_MODULE_NAMES},
+        {str(each.value) for each in values if each.option == "precision"},
+    )
     if model is not None:
         flag_values.append(ReadValue("model", model, "MODEL", Level.FLAG))
-    values = [each for reading in readings for each in reading.values]
     values = _without_overridden(values, flag_values)
     values = _of_stage(values, flag_values)
     changes = {
@@ -287,9 +290,16 @@ def _place_in_table(option: str) -> int:
     return -1 if option == "model" else names.index(option)
 
 
-def _flags(flags: Mapping[str, Any]) -> list[ReadValue]:
-    """Flags as values; those that stand for another one are rewritten."""
+def _flags(flags: Mapping[str, Any], precisions: Set[str]) -> list[ReadValue]:
+    """Flags as values; those that stand for another one are rewritten.
+
+    Args:
+        flags: by keyword. One that switches an autocast off takes back what files say of it; where
+            they are silent a method's own is bf16.
+        precisions: that files name.
+    """
     out: list[ReadValue] = []
+    switched_off: list[ReadValue] = []
     for name, value in flags.items():
         if value is None:
             continue
@@ -298,6 +308,8 @@ def _flags(flags: Mapping[str, Any]) -> list[ReadValue]:
         keyword = option.name
         if keyword in ("fp16", "bf16"):
             if not value:
+                if keyword in (precisions or {"bf16"}):
+                    switched_off = [ReadValue("precision", "fp32", origin, Level.FLAG)]
                 continue
             before = [each for each in out if each.option == "precision"]
             if before and before[0].value != keyword:
@@ -308,7 +320,7 @@ def _flags(flags: Mapping[str, Any]) -> list[ReadValue]:
         if keyword == "trust_remote_code":
             continue
         out.append(ReadValue(keyword, value, origin, Level.FLAG))
-    return out
+    return out if any(each.option == "precision" for each in out) else [*out, *switched_off]
 
 
 _FSDP_OPTIONS = (

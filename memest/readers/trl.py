@@ -225,6 +225,9 @@ def _preference(keys: DocumentKeys, trainer: str) -> None:
     method = "ipo" if trainer == "dpo" and losses == ["ipo"] else trainer
     origin = KeyOrigin(f"default of {keys.framework} ({trainer})", Level.FILE)
     keys.set_at("method", method, origin)
+    if trainer == Method.KTO and losses == ["apo_zero_unpaired"]:
+        why = "it estimates no divergence from other answers, which is priced"
+        keys.miss("loss_type", Saving(f"apo_zero_unpaired: {why}"))
     for name in ("precompute_ref_log_probs", "sync_ref_model"):
         if keys.set_from(name, Key(name, "enabled")) is None and name in keys.document:
             keys.ignore(name, "off")

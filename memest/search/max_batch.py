@@ -143,7 +143,7 @@ def max_batch(
     return MaxBatch(
         model=profiler.name,
         of=axis,
-        step=1 if axis is not SizeAxis.IMAGE_SIZE else search.step,
+        step=search.smallest,
         setup=resolved_setup,
         effective_batch=samples,
         answers=answers,
@@ -202,6 +202,13 @@ def _notes(
     notes = [target.spec.match_note for target in targets if target.spec.match_note]
     if of is SizeAxis.IMAGE_SIZE:
         notes.append(f"image sizes that are multiples of {search.step} were looked at.")
+    if of is SizeAxis.BATCH and search.step > 1:
+        notes.append(
+            f"batches that are multiples of {search.step} were looked at: TRL stops where "
+            f"--num-generations ({setup.completions_of_a_prompt} completions of a prompt) does not "
+            "divide what all GPUs write at once (--batch x --steps-per-generation or "
+            "--grad-accum, of each GPU)."
+        )
     notes += of_runs
     notes += one_of_several(setup)
     notes.append(scope_note(setup))
@@ -235,9 +242,10 @@ def _size_search(profiler: Profiler, request: Setup, of: SizeAxis, gpu: GpuTrait
             "varies in memest sweep --over seq-len=512,1024."
         )
     if of is SizeAxis.BATCH:
-        return _SizeSearch(
-            profiler, replace(request, batch=start), of, 1, start, MAX_BATCH, CurveEnd.SEARCH
-        )
+        unit = resolved_setup.batch_step
+        most = MAX_BATCH // unit * unit
+        request = replace(request, batch=start)
+        return _SizeSearch(profiler, request, of, unit, start, most, CurveEnd.SEARCH)
     if start is None:
         start = 128
     _check_has_effect(profiler, with_size(request, of, start), of, start)
@@ -282,7 +290,7 @@ class _SizeSearch:
         profiler: of the model.
         request: the setup whose size is looked for.
         of: the size.
-        step: multiples of it are cheap to ask for.
+        step: multiples of it are cheap to ask for; of lengths alone others are looked at.
         start: where to begin.
         highest: where to end.
         end: why there.
@@ -299,7 +307,7 @@ class _SizeSearch:
     @property
     def smallest(self) -> int:
         """The smallest size that is looked at."""
-        return self.step if self.of is SizeAxis.IMAGE_SIZE else 1
+        return 1 if self.of is SizeAxis.SEQ_LEN else self.step
 
     def on(self, target: TargetGpu, samples: int | None) -> tuple[Largest, list[str]]:
         """The answer for a GPU, and what there is to know of the run at that size.
@@ -350,7 +358,7 @@ class _SizeSearch:
         """(the largest that runs, the largest that surely fits)."""
         step, search = self.step, trials.coarse_search(self.highest // self.step)
         runs, fits = (k * step for k in search.largest(max(self.start // step, 1)))
-        if step == 1 or self.of is SizeAxis.IMAGE_SIZE:
+        if self.of is not SizeAxis.SEQ_LEN or step == 1:
             return runs, fits
 
         def exact(low: int, holds: Callable[[SizeTrial], bool], highest: int) -> int:
@@ -381,10 +389,10 @@ class _SizeSearch:
             return
         # gradients that are kept between micro-steps leave less for a micro-batch
         request = replace(self.request, grad_accum=2)
-        search = replace(self, request=request, start=max(safe or largest, 1), highest=samples)
-        runs, fits = search._largest(SizeTrials(self.profiler, request, self.of, 1, target))
+        unit, start = self.request.batch_unit, max(safe or largest, 1)
+        search = replace(self, request=request, step=unit, start=start, highest=samples)
+        runs, fits = search._largest(SizeTrials(self.profiler, request, self.of, unit, target))
         largest_size = fits or runs
-        unit = self.request.batch_unit
         sizes = [n for n in range(largest_size, 0, -1) if samples % n == 0 and n % unit == 0]
         exact_batch = self._first_fitting(
             target, ((n, samples // n) for n in sizes), surely=fits > 0

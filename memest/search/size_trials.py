@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -38,7 +39,8 @@ class SizeTrials:
         profiler: of the model.
         request: the setup whose size is tried.
         of: the size.
-        step: lengths that are multiples of it share their traces.
+        step: lengths that are multiples of it share their traces; of batches and images multiples
+            alone are looked at.
         target: the GPU.
     """
 
@@ -49,6 +51,7 @@ class SizeTrials:
         self._request = request
         self._of = of
         self._step = step
+        self._apart = 1 if of is SizeAxis.SEQ_LEN else step
         self._target = target
         self._replays = profiler.replays(parse_alloc_conf(request.alloc_conf))
         self._sizes: set[int] = set()
@@ -85,8 +88,8 @@ class SizeTrials:
     def climb(self, size: int, holds: Callable[[SizeTrial], bool], highest: int) -> int:
         """The largest size near by for which something holds."""
         while size:
-            top = min(size + _num_neighbours(size), highest)
-            larger = next((n for n in range(top, size, -1) if holds(self.at(n))), size)
+            count = min(self._num_neighbours(size), (highest - size) // self._apart)
+            larger = next((n for n in self._above(size, count) if holds(self.at(n))), size)
             if larger == size:
                 break
             size = larger
@@ -94,8 +97,17 @@ class SizeTrials:
 
     def look_below(self, largest: int, safe: int) -> None:
         """Look whether the sizes just below the largest run too."""
-        for size in range(max(safe, largest - _num_neighbours(largest)) + 1, largest):
+        count = min(self._num_neighbours(largest), (largest - safe) // self._apart) - 1
+        for size in self._above(largest - (count + 1) * self._apart, count):
             self.at(size)
+
+    def _num_neighbours(self, size: int) -> int:
+        """How many sizes next to one are looked at: memory wavers by a share of itself."""
+        return min(max(size // self._apart // _NEAR, 1), _NEAR)
+
+    def _above(self, size: int, count: int) -> range:
+        """So many sizes above one, the largest first."""
+        return range(size + count * self._apart, size, -self._apart)
 
     def failed_below(self, largest: int) -> tuple[int, ...]:
         """The sizes looked at that do not run although a larger one does."""
@@ -103,6 +115,7 @@ class SizeTrials:
 
     def multiple(self, number: int, highest: int, holds: Callable[[SizeTrial], bool]) -> int:
         """The largest multiple of a number for which something holds, 0 if none."""
+        number = math.lcm(number, self._apart)
         sizes = range(highest // number * number, 0, -number)
         return next((size for size in sizes if holds(self.at(size))), 0)
 
@@ -146,15 +159,10 @@ class SizeTrials:
         sizes = {n for n in tried_sizes if n <= top}
         sizes |= {n for n in (safe, largest) if n > 0}
         if self._of is SizeAxis.BATCH and largest < highest:
-            sizes.add(largest + 1)
+            sizes.add(largest + self._apart)
         if self._of is not SizeAxis.IMAGE_SIZE and not each_size_alone(self._request):
             sizes |= set(_even_sizes(top, self._step))
         return tuple(self.point(size) for size in sorted(sizes))
-
-
-def _num_neighbours(size: int) -> int:
-    """How many sizes next to one are looked at: memory wavers by a share of itself."""
-    return min(max(size // _NEAR, 1), _NEAR)
 
 
 def _even_sizes(top: int, step: int) -> range:

@@ -11,10 +11,12 @@ post-backward of the next unit.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from memest.events import Category, CueKind
+from memest.config.rollouts import Engine
+from memest.events import Category, CueKind, Mark, Phase
 from memest.sharding.engine import DEFAULT_STREAM, weight_bytes
 from memest.sharding.fsdp import ALL_REDUCE_STREAM, FsdpRank, FsdpUnit, State, is_inside
 from memest.sharding.fsdp_units import ROOT, padded_elements
@@ -24,6 +26,10 @@ __all__ = ["Fsdp2", "StageFsdp2"]
 
 _COPY_IN_STREAM = 1
 _REDUCE_SCATTER_STREAM = 2
+_HANDED_OUT = "fsdp: whole weight for the engine"
+_MERGED = "peft: change by adapters"
+_OF_ADAPTERS = re.compile(r"\.lora_|\.original_module\.")
+"""Parts of adapted models that an engine does not get."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +40,7 @@ class Fsdp2(FsdpRank):
         tensor_ranks: that share layers by tensor parallelism; ``weights`` are what one of them has.
         reduce_dtype: of gradients while they are reduced; empty for the dtype that computes.
         gather_stream: where buffers of gathers are made.
+        writer: who writes the completions that a step learns from; None where nobody does.
         is_last_backward: backwards give parameters back, and end what is under way
             (``set_is_last_backward``, ``set_reshard_after_backward``).
     """
@@ -41,6 +48,7 @@ class Fsdp2(FsdpRank):
     tensor_ranks: int = 1
     reduce_dtype: str = ""
     gather_stream: int = _COPY_IN_STREAM
+    writer: Engine | None = None
     is_last_backward: bool = True
     _copied_buffer: int | None = None
     _reduce_inputs: list[int] = field(default_factory=list)
@@ -101,6 +109,82 @@ class Fsdp2(FsdpRank):
                     to.free(shard)
                     to.out.host_bytes += nbytes
             to.free(*whole)
+
+    # -- completions that are written before a step
+
+    def begins(self, mark: Mark) -> None:
+        """See :meth:`Wrapper.begins`."""
+        FsdpRank.begins(self, mark)
+        if self.writer is None or mark.phase is not Phase.BATCH or mark.micro_step:
+            return
+        if self.writer is Engine.MODEL:
+            self._write()
+        else:
+            self._hand_out()
+
+    def _write(self) -> None:
+        """``generate`` of the model itself: what its last forward gathers, and leaves behind.
+
+        What it computes is played behind the steps, once.
+        """
+        names = {name: place for place, name in enumerate(self.to.out.module_names)}
+        modules = {module for unit in self.units for module in unit.plan.modules} - {ROOT}
+        self._makes_graph = False
+        self.enter(ROOT, fed=False)
+        for module in sorted(modules, key=lambda name: names.get(name, 0)):
+            self.enter(module, fed=False)
+            self.leave(module)
+        self.leave(ROOT)
+
+    def _hand_out(self) -> None:
+        """Every weight is made whole by itself (``full_tensor``); adapters are merged meanwhile.
+
+        Who reads a weight has a name for it, which is the next one's when that is there.
+
+        Source: ``_iter_named_params`` of TRL 1.16 ``generation/vllm_generation.py``.
+        """
+        self._merge(casts=False)
+        last: list[int] = []
+        for weight, facts in enumerate(self.weights):
+            if _OF_ADAPTERS.search(facts.name):
+                continue
+            shard = [self._alloc_shard(weight)] if self.offloads else []
+            whole = self._ranks(self._unit_of[weight]) * self._stored_bytes(weight)
+            number = self.alloc_buffer(whole, _HANDED_OUT, DEFAULT_STREAM)
+            self.to.free(*shard, *last)
+            last = [number]
+        self._merge(casts=True)
+        self.to.free(*last)
+
+    def _alloc_shard(self, weight: int) -> int:
+        """A shard that comes from the host to be read."""
+        return self.alloc_buffer(self._stored_bytes(weight), _HANDED_OUT, DEFAULT_STREAM)
+
+    def _merge(self, *, casts: bool) -> None:
+        """What LoRA changes of a shard: all of A, B's part of the product, the same scaled.
+
+        Source: peft 0.21 ``Linear.merge`` and ``unmerge`` of ``tuners/lora/layer.py``, of DTensors;
+        what is added in place is as it was computed, and what is taken out again is cast.
+        """
+        numbers = {weight.name: number for number, weight in enumerate(self.weights)}
+        for base, weight in enumerate(self.weights):
+            stem = weight.name.removesuffix("base_layer.weight")
+            pair = [numbers.get(f"{stem}lora_{side}.default.weight") for side in "AB"]
+            first, second = pair
+            if first is None or second is None:
+                continue
+            ranks = self._ranks(self._unit_of[first])
+            inner = self.alloc_buffer(
+                ranks * self._stored_bytes(first), "fsdp: whole adapter", DEFAULT_STREAM
+            )
+            size = self._shard_bytes(base, self.stored_dtypes[second])
+            product = self.to.alloc(size, Category.TEMPORARIES, _MERGED)
+            self.to.free(inner)
+            scaled = self.to.alloc(size, Category.TEMPORARIES, _MERGED)
+            self.to.free(product)
+            if casts and self.stored_dtypes[base] != self.stored_dtypes[second]:
+                self.to.free(self.to.alloc(self._stored_bytes(base), Category.TEMPORARIES, _MERGED))
+            self.to.free(scaled)
 
     # -- hooks of modules
 

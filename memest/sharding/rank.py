@@ -194,7 +194,12 @@ def _fsdp(common: dict[str, Any], setup: Setup, landmarks: Landmarks) -> Fsdp1 |
         )
     else:
         reduce_dtype = "float32" if distributed.fsdp_mixed_precision else ""
-        rank = Fsdp2(**common, tensor_ranks=distributed.tp, reduce_dtype=reduce_dtype)
+        rank = Fsdp2(
+            **common,
+            tensor_ranks=distributed.tp,
+            reduce_dtype=reduce_dtype,
+            writer=(setup.rollouts or Rollouts()).engine if setup.method.generates else None,
+        )
     if _skips_sync(setup) and setup.grad_accum > 1:
         rank.notes.append(
             f"accumulation under FSDP{distributed.fsdp_version}: until the last micro-batch of a "

@@ -175,7 +175,8 @@ def _trl(model, setup):
         if setup.method.generates and fused:
             head(base_of(model), outputs=("log_probs", "entropy"))
         elif fused:
-            head(base_of(model), outputs=("log_probs", "entropy", "mean_logits", "is_top1"))
+            hits = () if setup.method == "kto" else ("is_top1",)
+            head(base_of(model), outputs=("log_probs", "entropy", "mean_logits", *hits))
         if ours.reference is not None and fused:
             head(ours.reference)
         trainer = _trainer(setup, ours)
@@ -291,6 +292,7 @@ def _large(events):
 # -- whole trainers -------------------------------------------------------------------------------
 
 TINY = {"prompt": 1, "completion": 62, "batch": 4, "dtype": "float32", "tiny": True}
+WITH_DORA = {"lora": {"r": 8, "target_modules": "all-linear", "use_dora": True}}
 WITH_LORA = {"lora": {"r": 8, "target_modules": "all-linear"}}
 ROLLOUTS = ("grpo", "rloo", "online-dpo")
 TRAINERS = [
@@ -300,6 +302,8 @@ TRAINERS = [
     {"method": "dpo", "args": {"gradient_checkpointing": False, "gradient_accumulation_steps": 2}},
     {"method": "kto"},
     {"method": "kto", **WITH_LORA},
+    {"method": "kto", "args": {"precompute_ref_log_probs": True}},
+    {"method": "kto", **WITH_LORA, "args": {"precompute_ref_log_probs": True}},
     {"method": "orpo"},
     {"method": "orpo", **WITH_LORA, "quantised": "nf4", "dtype": "bfloat16"},
     {"method": "orpo", **WITH_LORA, "quantised": "nf4", "args": {"bf16": False}},
@@ -312,6 +316,8 @@ TRAINERS = [
         "args": {"gradient_checkpointing": False},
     },
     {"method": "dpo", **WITH_LORA, "quantised": "nf4", "dtype": "bfloat16"},
+    {"method": "dpo", **WITH_DORA, "quantised": "nf4", "dtype": "bfloat16"},
+    {"method": "dpo", **WITH_DORA},
     {"method": "reward"},
     {"method": "grpo"},
     {"method": "grpo", **WITH_LORA, "args": {"beta": 0.04, "gradient_accumulation_steps": 2}},
@@ -436,9 +442,7 @@ def test_a_whole_trainer_allocates_the_same(asked, tmp_path):
         grad_accum=arguments.get("gradient_accumulation_steps", 1),
         precompute_ref_log_probs=arguments.get("precompute_ref_log_probs", False),
         rollouts=rollouts,
-        adapter={"peft_type": "LORA", "r": 8, "target_modules": "all-linear"}
-        if "lora" in asked
-        else None,
+        adapter={"peft_type": "LORA", **asked["lora"]} if "lora" in asked else None,
         quantization={
             "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
             "bnb_4bit_compute_dtype": asked["dtype"],

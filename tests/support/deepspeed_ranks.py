@@ -214,7 +214,7 @@ def _train_for_preference(
             # DeepSpeedEngineWrapper of accelerate
             engine.set_gradient_accumulation_boundary, engine.backward, engine.step,
             lambda: _sync(engine.module, reference, twins.setup),
-            lambda: _hand_out(engine, twins.setup), engine.module,
+            lambda *_: _hand_out(engine, twins.setup), engine.module,
         )  # fmt: skip
 
 

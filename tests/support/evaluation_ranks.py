@@ -24,7 +24,7 @@ def real_evaluation(case: dict[str, Any]) -> Any:
 
     Args:
         case: as for ``ranks.real_rank``, with ``evaluation``: samples of a batch, and whether
-            predictions are kept.
+            predictions are kept; or with fields of a ``Generation`` in ``generation``.
     """
     ranks = 1 if case["spread"].get("fsdp") else case["ranks"]
     return real_ranks(_be_rank, case, range(ranks))[0]
@@ -231,6 +231,7 @@ def _be_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
         prepare_fsdp2,
         setup_of_case,
     )
+    from support.tensor_ranks import generate
 
     environment(case, rank)
     ddp = not case["spread"].get("fsdp")
@@ -253,9 +254,10 @@ def _be_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
             model = prepare_fsdp2(twins.real, setup)
         # the Trainer evaluates what DDP wraps, and what FSDP makes of a model
         evaluates = twins.real if ddp else model
+        then = generate if "generation" in case else evaluate
         accelerate_loop(
             model, setup, batches, make_optimizer_of(twins.setup), loss_for(twins.built_model),
-            then=lambda: evaluate(evaluates, twins, case),
+            then=lambda: then(evaluates, twins, case),
         )  # fmt: skip
 
     return measure_rank(run, rank == 0)

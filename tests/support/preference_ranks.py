@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from contextlib import nullcontext
+from types import MethodType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from support.rank_processes import STEPS, join_group, measure_rank, real_ranks
 from support.ranks import (
@@ -55,9 +57,52 @@ def _be_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
                 bool if flattens else model.set_requires_gradient_sync,
                 lambda loss: loss.backward(), optimizer.step,
                 lambda: _end_step(model, objective.reference, setup),
+                lambda number, inputs: hand_out(model, setup, number, inputs),
             )  # fmt: skip
 
     return measure_rank(run)
+
+
+def hand_out(model: Any, setup: Any, number: int, inputs: Any) -> None:
+    """TRL's own: the weights for an engine, whose names for them are those of its loops.
+
+    The model itself writes a token, which is a forward.
+    """
+    import torch
+    from trl.generation.vllm_generation import VLLMGeneration
+    from trl.models.utils import unwrap_model_for_generation
+
+    from memest.calibration.running.cpu_memory import mark
+
+    if not setup.method.generates:
+        return
+    if setup.writes_completions:
+        mark(f"generation {number} 0")
+        accelerator = SimpleNamespace(
+            unwrap_model=lambda model: model, state=SimpleNamespace(deepspeed_plugin=None)
+        )
+        with (
+            mock.patch(
+                "trl.distributed.DistributedBackend", return_value=mock.Mock(is_zero3=False)
+            ),
+            # without labels TRL's head is the model's own
+            mock.patch.object(model, "forward", MethodType(type(model).forward, model)),
+            unwrap_model_for_generation(model, accelerator) as writer,
+            torch.no_grad(),
+        ):
+            writer.generate(
+                input_ids=inputs["prompt_ids"], attention_mask=inputs["prompt_mask"],
+                max_new_tokens=1, do_sample=True,
+            )  # fmt: skip
+        mark(f"batch {number} 0")
+        return
+    giver = VLLMGeneration.__new__(VLLMGeneration)
+    giver.model, giver.accelerator = model, SimpleNamespace(device=torch.device("cpu"))
+    giver._dist = SimpleNamespace(
+        gather_params=lambda _: nullcontext(), is_fsdp=True, fsdp_version=2
+    )
+    for _ in giver._iter_named_params():
+        pass
 
 
 def _end_step(model: Any, reference: Any, setup: Any) -> None:
@@ -106,7 +151,7 @@ def train_for_preference(
         backward: given the loss.
         step: updates.
         zero_grad: drops gradients.
-        hand_out: gives the weights to what writes completions.
+        hand_out: gives the weights to what writes completions: is told the step, and its batch.
         scored: who is asked what the model said when it wrote, where it is not the wrapped one.
     """
     import torch
@@ -135,7 +180,7 @@ def train_for_preference(
         ]
         if "advantages" in samples[0]:
             if hand_out is not None:
-                hand_out()
+                hand_out(number, samples[0])
             score(samples[0])
         for micro, inputs in enumerate(samples, start=1):
             mark(f"forward {number} {micro}")

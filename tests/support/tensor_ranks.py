@@ -48,7 +48,7 @@ def predicted(case: dict[str, Any]) -> Any:
         )  # fmt: skip
     tail = None
     if "evaluation" in case or "generation" in case:
-        trace_tail = traced_evaluation if "evaluation" in case else _traced_generation
+        trace_tail = traced_evaluation if "evaluation" in case else traced_generation
         with rank_model(twins.built_model.trained_model, setup) as model:
             tail = trace_tail(model, twins, _evaluation_case(case))
     weights = updated_weights(trace.weights, setup, trace.landmarks)
@@ -82,7 +82,7 @@ def _evaluation_case(case: dict[str, Any]) -> dict[str, Any]:
     return {**case, "spread": {"tp": case["ranks"]}}
 
 
-def _traced_generation(model: Any, twins: Any, case: dict[str, Any]) -> Any:
+def traced_generation(model: Any, twins: Any, case: dict[str, Any]) -> Any:
     """The first steps of a generation, of a model as a rank has it."""
     from memest.config.generation import Generation
     from memest.trace.generation import trace_generation
@@ -95,7 +95,7 @@ def _traced_generation(model: Any, twins: Any, case: dict[str, Any]) -> Any:
     )  # fmt: skip
 
 
-def _generate(model: Any, twins: Any, case: dict[str, Any]) -> None:
+def generate(model: Any, twins: Any, case: dict[str, Any]) -> None:
     """transformers' own ``generate``, whose end is decided here."""
     import torch
     from transformers.generation.utils import GenerationMixin
@@ -153,7 +153,7 @@ def _be_rank(_rank: int, case: dict[str, Any], _meeting: str) -> Any:
     def run() -> None:
         mark("load 0 0")
         if "evaluation" in case or "generation" in case:
-            then = evaluate if "evaluation" in case else _generate
+            then = evaluate if "evaluation" in case else generate
             accelerate_loop(
                 twins.real, setup, batches, optimizer_of_shards, loss_for(twins.built_model),
                 then=lambda: then(twins.real, twins, _evaluation_case(case)),

@@ -22,16 +22,11 @@ _COMPLETIONS_NOTE = (
     f"{_BOUND}what scores them before the step (old and reference log-probabilities) takes less "
     "than the step, and a reward model on the GPU is not counted"
 )
-_SCORED_NOTE = (
-    f"{_BOUND}what scores them before the step (old and reference log-probabilities) is counted; a "
-    "reward model on the GPU is not, nor the weight that is whole while the engine is given it"
-)
-"""Where FSDP shards the weights, which scoring gathers and partly leaves gathered."""
 _HANDED_OUT_NOTE = (
     f"{_BOUND}what scores them before the step (old and reference log-probabilities) is counted, "
     "and so are the weights that are gathered for what writes; a reward model on the GPU is not"
 )
-"""Where DeepSpeed partitions them."""
+"""Where FSDP or DeepSpeed shard the weights."""
 _WRITTEN_NOTE = f"{_BOUND}every prompt has two of them; a reward model on the GPU is not counted"
 
 
@@ -39,9 +34,7 @@ def completions_note(setup: Setup) -> str:
     """What is assumed of the completions that a run learns from."""
     if setup.method.writes_pairs:
         return _WRITTEN_NOTE
-    if setup.partitions_parameters:
-        return _HANDED_OUT_NOTE
-    return _SCORED_NOTE if setup.distributed.scores_completions else _COMPLETIONS_NOTE
+    return _HANDED_OUT_NOTE if setup.distributed.scores_completions else _COMPLETIONS_NOTE
 
 
 def batch_of_completions(sequences: tuple[TensorPlan, ...], setup: Setup) -> tuple[TensorPlan, ...]:

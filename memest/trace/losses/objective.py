@@ -23,7 +23,13 @@ from memest.trace.model.adapters import base_of, copy_kept_dtypes
 
 __all__ = ["Objective", "objective_of", "recomputing_nothing", "without_dropout"]
 
-_REPORTED = ("entropy", "mean_logits", "hits")
+_OF_PAIRS = ("entropy", "mean_logits", "hits")
+_REPORTED: dict[Method, tuple[str, ...]] = {
+    Method.DPO: _OF_PAIRS,
+    Method.IPO: _OF_PAIRS,
+    Method.KTO: ("entropy", "mean_logits"),
+}
+"""What a trainer has the fused head compute for its log; of completions it is entropies alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +87,10 @@ def objective_of(model: Any, setup: Setup) -> Iterator[Objective | None]:
             stack.enter_context(without_dropout(model))
         if setup.scores_by_fused_head:
             flag = f"--method {method}"
-            reported = ("entropy",) if method.generates else _REPORTED
             forward = fused_head(
-                parts_for_trl(base, flag), reported, balances_with_gradients_alone=True
+                parts_for_trl(base, flag),
+                _REPORTED.get(method, ("entropy",)),
+                balances_with_gradients_alone=True,
             )
             stack.enter_context(mock.patch.object(base, "forward", forward))
             if reference is not None:

@@ -416,7 +416,11 @@ def cast_weights(model: torch.nn.Module, setup: Setup) -> None:
         matches = [
             parameter
             for name, parameter in parameters
-            if (parameter.requires_grad if pattern == "trainable" else re.search(pattern, name))
+            if (
+                _trains_as_cast(name, parameter, dtype)
+                if pattern == "trainable"
+                else re.search(pattern, name)
+            )
         ]
         for parameter in matches:
             parameter.data = parameter.data.to(_DTYPES[dtype])
@@ -425,6 +429,17 @@ def cast_weights(model: torch.nn.Module, setup: Setup) -> None:
             raise ConfigError(
                 f"--cast-weights {pattern}={dtype} matches no weight. Names look like: {names}."
             )
+
+
+def _trains_as_cast(name: str, parameter: torch.nn.Parameter, dtype: Dtype) -> bool:
+    """Whether a weight is one of those that train, all of which get a dtype.
+
+    Bfloat16 is TRL's, whose trainers leave out DoRA's magnitudes: it has no place for the small
+    steps that these take (``sft_trainer.py`` and its neighbours of TRL 1.16).
+    """
+    return parameter.requires_grad and not (
+        dtype is Dtype.BFLOAT16 and "lora_magnitude_vector" in name
+    )
 
 
 def _cast_as_trl(model: torch.nn.Module, setup: Setup) -> None:

@@ -218,6 +218,29 @@ def test_autocast_named_off_is_fp32(place, capsys):
     assert json.loads(capsys.readouterr().out)["setup"]["precision"] == "fp16"
 
 
+_AUTOCASTS_OFF = [
+    ({"bf16": False}, "fp32"),
+    ({"fp16": False}, "bf16"),
+    ({"fp16": False, "bf16": False}, "fp32"),
+    ({"bf16": False, "fp16": True}, "fp16"),
+]
+
+
+@pytest.mark.parametrize(("switches", "precision"), _AUTOCASTS_OFF, ids=str)
+def test_an_autocast_switched_off_is_the_same_everywhere(switches, precision):
+    """``bf16`` of TRL's configurations is ``not fp16`` where nobody says it."""
+    off = [name for name, value in switches.items() if not value]
+    on = {name: value for name, value in switches.items() if value}
+    asked = read_question(["gpt2"], {"method": "dpo", **on}, off=off).options
+    command = "trl dpo --model_name_or_path gpt2 --per_device_train_batch_size 2"
+
+    assert setup_from_options(**asked).precision == precision
+    assert setup_from_options(method="dpo", **switches).precision == precision
+    assert memest.read_config(command=command, **switches).setup.precision == precision
+    words = [f"--{name} {value}" for name, value in switches.items()]
+    assert memest.read_config(command=" ".join([command, *words])).setup.precision == precision
+
+
 @pytest.mark.slow("wrapped")
 @pytest.mark.parametrize("value", ["bfd", "wrapped", "true"])
 def test_a_kind_of_packing_is_the_word_behind_it(place, capsys, value):

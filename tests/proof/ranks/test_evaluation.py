@@ -5,10 +5,19 @@ from __future__ import annotations
 import pytest
 
 from memest.replay.replay import check_events
-from support.evaluation_ranks import HOST, check_evaluation, predicted_evaluation, real_evaluation
-from support.ranks import as_run
+from memest.trace.generation import TRACED_STEPS
+from support.evaluation_ranks import (
+    HOST,
+    check_evaluation,
+    predicted_evaluation,
+    real_evaluation,
+    with_tail,
+)
+from support.ranks import as_run, of_steps, predicted_rank
+from support.real_memory import differences
 from support.recorded_ranks import case_of, names_of, recorded_run
 from support.releases import as_heard
+from support.tensor_ranks import traced_generation
 
 RNG = 5056
 """What a CPU keeps of its generator for each checkpoint; a GPU's is in host memory too."""
@@ -66,3 +75,35 @@ def test_ranks_that_share_sequences_evaluate_whole_ones(name):
 def _compare(real, stream, host=HOST):
     check_events(stream.events, stream.sizes)
     check_evaluation(real, as_heard(real, as_run(stream), host), host)
+
+
+@pytest.mark.slow(but=("llama-tied",))
+@pytest.mark.parametrize(
+    ("model", "setup", "fsdp"),
+    [("llama", {}, "full_shard"), ("llama-tied", {"precision": "bf16"}, "shard_grad_op")],
+    ids=["llama", "llama-tied"],
+)
+def test_a_rank_of_fsdp2_generates(model, setup, fsdp):
+    """The prompt, then each token: a forward whose units are gathered and given back."""
+    case = {
+        "model": model, "ranks": 2, "setup": {**ACCELERATE, **setup}, "spread": {"fsdp": fsdp},
+        "generation": {"new_tokens": 8},
+    }  # fmt: skip
+    real = real_evaluation(case)
+    stream = predicted_rank(
+        case,
+        lambda training, twins: with_tail(
+            training, traced_generation(twins.built_model.trained_model, twins, case), TRACED_STEPS
+        ),
+    )
+    check_events(stream.events, stream.sizes)
+    run = as_run(stream)
+    measured = {phase.name: phase for phase in real.phases}
+    steps = [phase for phase in run.phases if phase.name.startswith("generation")]
+    assert len(steps) == TRACED_STEPS
+    for phase in steps:
+        assert abs(phase.alive - measured[phase.name].alive) <= 1024, phase.name
+    for one in (real, run):
+        one.events = [e for e in of_steps(one).events if e.phase.startswith("generation")]
+    assert len(run.allocations(at_least=8192)) > 150
+    assert differences(real, run, at_least=8192) == []

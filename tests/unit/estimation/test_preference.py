@@ -108,13 +108,16 @@ REFUSED = [
         },
         "merges adapters into what is quantised",
     ),
-    ({"method": "grpo", **FSDP}, "every token gathers the weights anew"),
     ({"method": "grpo", **FSDP, "lora_r": 8}, "and torch stops"),
     ({"method": "grpo", **FSDP, "engine": "server", "qlora": True}, "into what is quantised"),
     ({"method": "kto", "log_probs": "float32"}, "no trainer that was read"),
     ({"method": "dpo", "task": "masked-lm"}, "a model for masked-lm"),
     ({"method": "dpo", **FSDP, "fsdp_version": 1}, "--fsdp-version 2 is priced"),
-    ({"method": "dpo", **FSDP, "precompute_ref_log_probs": True}, "before the training begins"),
+    ({"method": "dpo", **FSDP, "precompute_ref_log_probs": True}, "which is an upper bound"),
+    (
+        {"method": "dpo", **FSDP, "lora_r": 8, "precompute_ref_log_probs": True},
+        "in host memory, with batches on the GPU, and torch stops",
+    ),
     (
         {"method": "dpo", **FSDP, "lora_r": 8, "modules_to_save": "lm_head"},
         "head out of what an adapter copies",

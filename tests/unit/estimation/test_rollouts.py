@@ -86,6 +86,20 @@ def test_all_weights_are_whole_under_zero_3_while_the_model_writes(model):
         assert _gathered(result, phase) == whole + bucket, phase
 
 
+def test_fsdp2_gathers_unit_by_unit_while_the_model_writes(model):
+    """And never all of it, as ZeRO-3 does."""
+    result = memest.estimate(model, **QUESTION, num_gpus=4, fsdp="full_shard")
+
+    gathered = [
+        row.bytes
+        for point in result.timeline
+        if point.phase is Phase.GENERATION
+        for row in point.breakdown
+        if row.category is Category.COMMUNICATION
+    ]
+    assert 0 < max(gathered) < result.model.parameters * 2
+
+
 def test_zero_3_gives_an_engine_weight_by_weight_and_merges_adapters_into_all_at_once(model):
     def gathered(**more):
         result = memest.estimate(
@@ -179,9 +193,9 @@ def test_a_generation_in_autocast_computes_in_it(model):
         ({"kl_beta": -1}, "0 to"),
         ({"completion_len": 64}, "--seq-len 128"),
         ({"method": "dpo", "engine": "vllm"}, "add --method grpo, rloo or online-dpo"),
-        ({"method": "ppo"}, "--unpriced ppo"),
+        ({"method": "ppo"}, "--method rloo or grpo learns .* --unpriced ppo"),
         ({"engine": "vllm", "load_in_8bit": True, "lora_r": 8}, "8 bits"),
-        ({"num_gpus": 2, "fsdp": "full_shard"}, "--fsdp"),
+        ({"num_gpus": 2, "fsdp": "full_shard", "lora_r": 8}, "and torch stops"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_to_type(model, options, words):

@@ -133,3 +133,33 @@ def test_a_number_of_pieces_that_cannot_be(write):
     with pytest.raises(ConfigError, match="from 1 to 4096"):
         _read(write, TUNE, "loss: {_component_: torchtune.modules.loss.LinearCrossEntropyLoss, "
               "num_output_chunks: 0}")  # fmt: skip
+
+
+PRECOMPUTED = "trl dpo --model_name_or_path gpt2 --precompute_ref_log_probs true --max_length 64"
+
+
+def test_a_reference_that_is_let_go_of_is_priced_beside_the_training(write, trl_present):
+    """Under FSDP TRL has one, whatever is precomputed; with adapters it stops."""
+    policy = "fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP"
+    file = write("fsdp.yaml", f"distributed_type: FSDP\nfsdp_config: {{{policy}}}\n")
+    launch = f"accelerate launch --num_processes 2 --config_file {file} -m {PRECOMPUTED}"
+    run = memest.read_config(command=launch)
+    adapted = memest.read_config(command=f"{launch} --use_peft true")
+    alone = memest.read_config(command=PRECOMPUTED)
+
+    assert run.setup.has_reference_model
+    assert not run.setup.unpriced
+    assert any("priced is the reference beside" in words for words in run.setup.overpriced)
+    assert any("under FSDP, precomputed" in words for words in adapted.setup.unpriced)
+    assert not alone.setup.has_reference_model
+    assert not alone.setup.overpriced
+
+
+@pytest.mark.parametrize(("loss", "saves"), [("kto", False), ("apo_zero_unpaired", True)])
+def test_a_loss_of_kto_without_a_divergence_takes_less(loss, saves, trl_present):
+    command = "trl kto --model_name_or_path gpt2 --max_length 64 --loss_type"
+    setup = memest.read_config(command=f"{command} {loss}", num_gpus=1).setup
+
+    assert setup.method == "kto"
+    assert any("estimates no divergence" in words for words in setup.overpriced) is saves
+    assert not setup.unpriced

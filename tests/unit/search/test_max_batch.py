@@ -1,10 +1,12 @@
 """The largest size that fits, held against estimates of the sizes around it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 import memest
+from memest.config.options import setup_from_options
 from memest.config.setup import MAX_BATCH
 from memest.errors import ConfigError
 from memest.report.max_batch_result import CurveEnd, SizeAxis
@@ -341,6 +343,43 @@ def test_completions_are_as_many_as_were_asked_for(tmp_path):
     answer = memest.max_batch(str(tmp_path), **options, **card).answers[0]
     assert 2 <= answer.safe < 14
     assert [(way.micro_batch, way.num_micro_steps) for way in answer.effective] == [(2, 7)]
+
+
+@pytest.mark.parametrize(
+    ("options", "step"),
+    [
+        ({}, 8),
+        ({"num_generations": 6, "grad_accum": 4}, 3),
+        ({"num_generations": 6, "steps_per_generation": 3, "num_gpus": 2}, 1),
+        ({"method": "rloo"}, 2),
+        ({"method": "online-dpo", "num_generations": None}, 1),
+    ],
+)
+def test_batches_that_trl_takes_hold_whole_prompts(options, step):
+    """``generation_batch_size % num_generations`` of ``GRPOConfig``."""
+    setup = setup_from_options(**{"method": "grpo", **options})
+
+    assert setup.batch_step == step
+    for batch in range(1, 13):
+        held = replace(setup, batch=batch).completions_at_once % setup.completions_of_a_prompt
+        assert (held == 0) is (batch % step == 0)
+
+
+def test_the_largest_batch_of_completions_holds_whole_prompts(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    options = {
+        "method": "grpo", "engine": "server", "seq_len": 64, "num_generations": 6,
+        "gpu_memory": "550MiB", "device_context": "300MiB",
+    }  # fmt: skip
+    found = memest.max_batch(str(tmp_path), **options)
+    answer = found.answers[0]
+
+    assert found.step == 6
+    assert 0 < answer.safe <= answer.largest
+    assert {point.size % 6 for point in answer.curve} == {0}
+    assert answer.at(answer.largest + 6).headroom_bytes < 0
+    assert any("multiples of 6 were looked at: TRL stops" in note for note in found.notes)
+    assert not any("no multiple" in note for note in found.notes)
 
 
 def test_a_length_is_not_looked_for_among_those_of_a_file(tmp_path):
