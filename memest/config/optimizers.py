@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from memest.errors import ConfigError, not_legal
+from memest.errors import ConfigError, closest
 
 __all__ = [
     "ALIASES",
     "MIN_8BIT_SIZE",
     "OPTIMIZER_FACTS",
     "PAGED_SIZE",
+    "TRAINER_NAMES",
     "OptimizerFacts",
     "check_since",
     "facts_of",
@@ -240,6 +241,12 @@ OPTIMIZER_FACTS: dict[str, OptimizerFacts] = {
     "none": OptimizerFacts(about="no optimizer step: forward and backward only"),
 }
 """Every optimizer that is modelled, by name."""
+TRAINER_NAMES = frozenset(OPTIMIZER_FACTS) - frozenset(
+    """adamw_torch_foreach adamw_torch_loop adamw_hf adam adam_fused adam_loop sgd_momentum sgd_loop
+    sgd_momentum_loop rmsprop_loop adagrad_loop adadelta adamax nadam radam adafactor_torch muon
+    none""".split()
+)
+"""Those that ``TrainingArguments.optim`` takes (``OptimizerNames`` of transformers 5.23)."""
 
 ALIASES = {
     "adamw": "adamw_torch",
@@ -284,10 +291,18 @@ def find_optimizer(name: object) -> str:
     if text in OPTIMIZER_FACTS or text == "auto":
         return text
     if text in REFUSALS:
-        raise ConfigError(
-            f"--optim {text} is {REFUSALS[text]}. Modelled: {', '.join(OPTIMIZER_FACTS)}."
-        )
-    raise not_legal(f"--optim {name!r}", text, OPTIMIZER_FACTS)
+        raise ConfigError(f"--optim {text} is {REFUSALS[text]}.{_like(text)} {_ALL}")
+    raise ConfigError(f"--optim {name!r} is not known.{_like(text)} {_ALL}")
+
+
+_ALL = "All that are modelled: memest estimate --help optimizer."
+
+
+def _like(text: str) -> str:
+    """The names that are near to one, as a question."""
+    near = closest(text, (*OPTIMIZER_FACTS, *ALIASES), limit=5)
+    *others, last = near or ["adamw_torch_fused"]
+    return f" Did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
 
 
 def read_arguments(optim: str, text: str) -> dict[str, str]:

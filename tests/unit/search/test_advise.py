@@ -162,7 +162,7 @@ class TestPrecision:
     def test_it_is_kept_where_something_fits_with_it(self, room):
         kept = {plan.estimate.setup.precision for plan in room.plans}
         assert kept == {Precision.FP32}
-        assert options(room.plans[0])["precision"] == ("fp32", "as asked for")
+        assert options(room.plans[0])["precision"] == ("fp32", "as the run has it")
 
     @pytest.mark.slow
     def test_any_precision_takes_the_faster_one(self):
