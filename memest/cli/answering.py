@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from memest.report.suggestions import Suggestions
     from memest.report.text import TableChoice
 
-__all__ = ["check_sizes", "exit_code", "run_estimate", "run_fits", "within"]
+__all__ = ["check_sizes", "exit_code", "find_tips", "run_estimate", "run_fits", "within"]
 
 _EXIT_CODES = {
     "fits": ExitCode.DONE,
@@ -158,15 +158,23 @@ def run_estimate(
             write_error = write_error or error
     from memest.report.words import render_origins, verdict_sentences
 
-    def find_tips() -> Suggestions | None:
-        return _tips(model, options, answer, output)
+    def tips_of_answer() -> Suggestions | None:
+        has_no_family = answer.gpu is not None and answer.max_batch is None
+        return find_tips(
+            model,
+            options,
+            output,
+            answer.verdict,
+            traced_anew=has_no_family and release("torch") is not None,
+            is_compiled=answer.setup.torch_compile,
+        )
 
     output.put(
         answer,
         lambda: verdict_sentences(answer),
         by=table,
         depth=levels,
-        tips=find_tips if tips else None,
+        tips=tips_of_answer if tips else None,
         explain=explain,
     )
     if explain and answer.traced and not output.as_json:
@@ -179,19 +187,31 @@ def run_estimate(
     return 0
 
 
-def _tips(
-    model: str, options: Mapping[str, Any], answer: Estimate, output: Output
+def find_tips(
+    model: str,
+    options: Mapping[str, Any],
+    output: Output,
+    verdict: Verdict,
+    *,
+    traced_anew: bool = False,
+    is_compiled: bool = False,
 ) -> Suggestions | None:
-    """What would make a run fit that does not, or may not."""
+    """What would make a run fit that does not, or may not, on the first GPU that was named.
+
+    Args:
+        model: as it was named.
+        options: of the run.
+        output: shows what is being done.
+        verdict: of the run.
+        traced_anew: every change needs a trace of its own, so one is enough.
+        is_compiled: a trace is compiled, which takes minutes.
+    """
     from memest.report.result import Verdict
 
-    if answer.verdict not in (Verdict.DOES_NOT_FIT, Verdict.TIGHT, Verdict.RELEASES_CACHE):
+    if verdict not in (Verdict.DOES_NOT_FIT, Verdict.TIGHT, Verdict.RELEASES_CACHE):
         return None
-    traced_anew = (
-        answer.gpu is not None and answer.max_batch is None and release("torch") is not None
-    )
-    if traced_anew and answer.setup.torch_compile:
-        return None  # each change would be compiled, which takes minutes
+    if traced_anew and is_compiled:
+        return None
     from memest.search.suggest import suggest
 
     gpus = options.get("gpu")
