@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from memest.errors import ConfigError, closest
+from memest.errors import ConfigError, not_legal
 
 __all__ = [
     "ALIASES",
@@ -290,19 +290,11 @@ def find_optimizer(name: object) -> str:
     text = ALIASES.get(str(name), str(name))
     if text in OPTIMIZER_FACTS or text == "auto":
         return text
-    if text in REFUSALS:
-        raise ConfigError(f"--optim {text} is {REFUSALS[text]}.{_like(text)} {_ALL}")
-    raise ConfigError(f"--optim {name!r} is not known.{_like(text)} {_ALL}")
+    state = f"is {REFUSALS[text]}" if text in REFUSALS else "is not known"
+    raise not_legal(f"--optim {name!r}", text, OPTIMIZER_FACTS, state=state, listed_by=_LISTED_BY)
 
 
-_ALL = "All that are modelled: memest estimate --help optimizer."
-
-
-def _like(text: str) -> str:
-    """The names that are near to one, as a question."""
-    near = closest(text, (*OPTIMIZER_FACTS, *ALIASES), limit=5)
-    *others, last = near or ["adamw_torch_fused"]
-    return f" Did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
+_LISTED_BY = "memest estimate --help optimizer"
 
 
 def read_arguments(optim: str, text: str) -> dict[str, str]:
