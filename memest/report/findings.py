@@ -214,6 +214,12 @@ class Plan(Document):
     engine: PlanEngine | None = None
 
     @property
+    def written(self) -> tuple[tuple[str, str], ...]:
+        """The plan as it is typed: whose settings, and those in a line."""
+        both = (self.written_for, self.arguments), ("memest", self.own_arguments)
+        return tuple((whose, " ".join(words)) for whose, words in both if words)
+
+    @property
     def effective_batch(self) -> int:
         """Samples of one optimizer step, on all GPUs."""
         return self.batch * self.grad_accum * self.estimate.setup.distributed.data_ranks

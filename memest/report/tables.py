@@ -269,9 +269,8 @@ def _plan(label: str, plan: Plan, glyphs: Glyphs) -> RenderableType:
     for step in plan.steps:
         steps.add_row(f"{step.option} {step.value}", Text(step.why))
     written = Grid("left", "left")
-    for label, words in ((plan.written_for, plan.arguments), ("memest", plan.own_arguments)):
-        if words:
-            written.add_row(label, Text(" ".join(words), style="cyan"))
+    for whose, words in plan.written:
+        written.add_row(whose, Text(words, style="cyan"))
     return Group(title, Padding(Group(steps, written), (0, 0, 0, 3)))
 
 
