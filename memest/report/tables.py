@@ -233,8 +233,8 @@ def _otherwise_parts(found: Suggestions, page: Page) -> Iterator[RenderableType]
     yield from suggestion_parts(found, page)
     if found.changes:
         yield Text(
-            "memest advise plans with them where they are added to what was asked, all but the "
-            "batch and its accumulation.",
+            "Added to what was asked, without --batch and --grad-accum, memest advise plans with "
+            "them.",
             style="dim",
         )
 

@@ -108,7 +108,7 @@ def arguments_of(candidate: Candidate) -> tuple[str, ...]:
     if combo.fsdp:
         words.append(f"--fsdp={combo.fsdp}")
     if combo.loss and combo.loss != BY_SFT_TRAINER:
-        words += command_words("advise", "MODEL", LOSSES[combo.loss])[3:]
+        words += (f"--{name}" for name in LOSSES[combo.loss])
     return tuple(words)
 
 
@@ -346,8 +346,8 @@ def _loss(candidate: Candidate, finder: Finder) -> PlanStep:
     reason = f"computes the same without all logits; with them this plan {_need(counterpart)}"
     if candidate.combo.loss == BY_SFT_TRAINER:
         reason += (
-            ". SFTTrainer of TRL 1.15 and later does so unasked, and the Trainer cannot: it has "
-            "--use-liger-kernel, which needs liger-kernel (pip install liger-kernel) to be priced"
+            ". SFTTrainer of TRL 1.15 and later does so unasked, and the Trainer has no setting "
+            "for it: its use_liger_kernel does the like, and could not be priced here"
         )
     return PlanStep(option="loss", value=candidate.combo.loss, why=reason)
 
@@ -384,4 +384,8 @@ def _engine(candidate: Candidate, asked: Rollouts, finder: Finder) -> PlanStep:
 def _share(asked: Rollouts) -> str:
     """The engine's share before a plan changes it, with whose it is."""
     share = asked.engine_share
-    return f"TRL's default of {share:g}" if share == Rollouts().engine_share else f"your {share:g}"
+    return (
+        f"TRL's default of {share:g}"
+        if share == Rollouts().engine_share
+        else f"the {share:g} asked for"
+    )
