@@ -183,8 +183,12 @@ def test_lengths(cli):
 
 
 def test_not_even_one(cli):
-    done = cli("max-batch", TINY, "--gpu", "t4", "--gpu-memory", "180MiB", "--seq-len", "32", "-q")
+    line = ("max-batch", TINY, "--gpu", "t4", "--gpu-memory", "180MiB", "--seq-len", "32")
+    done = cli(*line, "-q")
     assert (done.returncode, done.stdout, done.stderr) == (4, "0\n", "")
+    told = "Nothing that is tried makes it fit"
+    assert told in cli(*line).stdout
+    assert told not in cli(*line, "--no-tips").stdout
 
 
 @pytest.mark.parametrize(
