@@ -269,8 +269,8 @@ class Advice(Answer):
         plans: those that fit, then those too close to call; fastest first, those that change
             the training behind those that do not.
         closest: where there is no plan, the one that misses by the least; else None.
-        otherwise: where there is no plan, what would fit and trains other weights than was asked,
-            or on more GPUs; else None.
+        otherwise: where no plan surely fits that trains as asked, what would fit and trains other
+            weights, or on more GPUs; else None.
         time_basis: what the relative times are made of.
         notes: what the user should know besides.
         unpriced: what the run does besides and no plan has in its figures.

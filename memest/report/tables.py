@@ -174,7 +174,7 @@ def advice_sentence(advice: Advice) -> str:
         )
     miss_text = f"misses by {format_size(miss)}" if miss else "runs out of memory all the same"
     sentence = f"Does not fit: {subject}: the closest plan, {plan_words(closest)}, {miss_text}."
-    fitting = [] if advice.otherwise is None else advice.otherwise.changes
+    fitting = advice.otherwise.changes if advice.otherwise is not None else ()
     if fitting:
         best = fitting[0]
         words = f"{best.words[0].upper()}{best.words[1:]}"
@@ -229,7 +229,7 @@ def advice_parts(advice: Advice, page: Page) -> Iterator[RenderableType]:
 
 def _otherwise_parts(found: Suggestions, page: Page) -> Iterator[RenderableType]:
     """What would fit that trains otherwise, and what to type next."""
-    yield Text("No plan of what was asked fits. Trained otherwise:", style="bold")
+    yield Text("No plan surely fits that trains as asked. Trained otherwise:", style="bold")
     yield from suggestion_parts(found, page)
     if found.changes:
         yield Text(

@@ -103,8 +103,8 @@ def advise(
             ``model_args`` of a module of one's own among them, as for :func:`memest.estimate`.
 
     Returns:
-        The plans, best first; none where nothing fits, and then the closest one, and what would
-        fit that trains otherwise.
+        The plans, best first; none where nothing fits, and then the closest one. Where none surely
+        fits that trains as asked, what would fit with adapters or on more GPUs.
 
     Raises:
         ConfigError: no GPU, an impossible effective batch, or an option that is to be found.
@@ -154,7 +154,7 @@ def advise(
     if not any_precision and setup is None and not names_precision(profile.setup, options):
         freedom = Freedom.OPEN
     advice = _Search(finder, freedom).advice()
-    if advice.closest is not None:
+    if not any(plan.verdict is Verdict.FITS and not plan.changes_training for plan in advice.plans):
         profile.setup = replace(profile.setup, batch=of_each, grad_accum=1)
         otherwise = suggestions_of(profile, place, same_method=False)
         advice = replace(advice, otherwise=otherwise)
