@@ -65,7 +65,7 @@ def max_batch(
     def tips_of_smallest() -> Suggestions | None:
         smallest = {**options, answer.of.field: answer.step}
         verdict, is_compiled = answer.answers[0].verdict, answer.setup.torch_compile
-        return find_tips(model, smallest, output, verdict, is_compiled=is_compiled)
+        return find_tips(str(model), smallest, output, verdict, is_compiled=is_compiled)
 
     output.put(
         answer,
