@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memest.config.compilation import fused_loss_words
 from memest.config.kinds import Fsdp, Loop, Strategy
 from memest.config.rollouts import Engine
 from memest.config.setup import Attention, Dtype, Precision, Setup
@@ -45,7 +44,7 @@ SAME_TRAINING = {
     "adam": "adam_fused",
 }
 """Implementations with large temporaries, and the one that computes the same without them."""
-BY_SFT_TRAINER = f"{fused_loss_words('trl-fused')}, by SFTTrainer"
+BY_SFT_TRAINER = "SFTTrainer's fused loss"
 """What SFTTrainer of TRL 1.15 and later has unasked, whatever its ``loss_type``; the Trainer has no
 setting that does it. (There ``use_liger_kernel`` leaves the loss as it is: TRL 1.16.)"""
 LOSSES: dict[str, dict[str, Any]] = {

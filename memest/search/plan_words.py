@@ -355,6 +355,7 @@ def _loss(candidate: Candidate, finder: Finder) -> PlanStep:
 def _engine(candidate: Candidate, asked: Rollouts, finder: Finder) -> PlanStep:
     """The step of an engine on the GPU: what it takes, and how much it could take."""
     share, most = asked.engine_share, candidate.largest_engine_share
+    why = "TRL's default" if _is_default(asked) else "as asked for"
     if candidate.combo.engine_sleeps:
         awake = replace(candidate.combo, engine_sleeps=False)
         before = finder.at(awake, candidate.batch, candidate.grad_accum)
@@ -365,27 +366,23 @@ def _engine(candidate: Candidate, asked: Rollouts, finder: Finder) -> PlanStep:
         return PlanStep(option="engine", value="asleep", why=reason)
     if candidate.engine_share is not None:
         before = finder.with_share(candidate, share)
+        whose = "of TRL's default" if _is_default(asked) else "asked for"
         reason = (
-            f"less than {_share(asked)}, with which this plan {_need(before)}; the most "
+            f"less than the {share:g} {whose}, with which this plan {_need(before)}; the most "
             "with which it surely fits. vLLM has less cache, and may write slower"
         )
         return PlanStep(option="engine share", value=f"{candidate.engine_share:g}", why=reason)
     if most is None:
-        reason = f"{_share(asked)}; no share that holds vLLM's weights and a cache surely fits"
+        reason = f"{why}; no share that holds vLLM's weights and a cache surely fits"
         if not asked.engine_sleeps:
             reason += "; --engine-sleeps gives it back while the model trains"
     elif most >= share:
-        reason = f"{_share(asked)}; the plan surely fits with up to {most:.2f}: more cache for vLLM"
+        reason = f"{why}; the plan surely fits with up to {most:.2f}: more cache for vLLM"
     else:
-        reason = f"{_share(asked)}; the plan surely fits with {most:.2f} or less"
+        reason = f"{why}; the plan surely fits with {most:.2f} or less"
     return PlanStep(option="engine share", value=f"{share:g}", why=reason)
 
 
-def _share(asked: Rollouts) -> str:
-    """The engine's share before a plan changes it, with whose it is."""
-    share = asked.engine_share
-    return (
-        f"TRL's default of {share:g}"
-        if share == Rollouts().engine_share
-        else f"the {share:g} asked for"
-    )
+def _is_default(asked: Rollouts) -> bool:
+    """Whether the engine's share is TRL's own, which nobody need have asked for."""
+    return asked.engine_share == Rollouts().engine_share
