@@ -50,10 +50,11 @@ _CONFIGS = {
 
 def trainer_of(candidate: Candidate) -> str:
     """Whose settings a plan is written in; ``memest`` where the loop has none."""
-    method, combo = candidate.estimate.setup.method, candidate.combo
-    if candidate.estimate.setup.loop is not Loop.TRAINER:
+    setup = candidate.estimate.setup
+    method = setup.method
+    if setup.loop is not Loop.TRAINER:
         return "memest"
-    if combo.loss == BY_SFT_TRAINER:
+    if candidate.combo.loss == BY_SFT_TRAINER or setup.fused_loss.startswith("trl-"):
         return "SFTConfig"
     if method.is_supervised:
         return "TrainingArguments"

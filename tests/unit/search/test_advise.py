@@ -360,6 +360,7 @@ def test_a_plan_is_written_with_the_engine_it_has():
     [
         ({}, {}, "TrainingArguments", ()),
         ({"method": "ipo"}, {}, "DPOConfig", ()),
+        ({"fused_loss": "trl-fused"}, {}, "SFTConfig", ()),
         ({"method": "grpo"}, {}, "GRPOConfig", ()),
         ({"loop": "plain"}, {"optim": "adam_fused"}, "memest", ()),
         ({}, {"optim": "adam_fused"}, "TrainingArguments", ("--optim=adam_fused",)),
