@@ -206,7 +206,13 @@ def hint(value: object, legal: Iterable[str]) -> str:
 
 
 def not_legal(
-    what: str, value: object, legal: Iterable[str], *, state: str = "is not known", more: str = ""
+    what: str,
+    value: object,
+    legal: Iterable[str],
+    *,
+    state: str = "is not known",
+    more: str = "",
+    listed_by: str = "",
 ) -> ConfigError:
     """What to raise for a value that is none of the legal ones.
 
@@ -216,6 +222,16 @@ def not_legal(
         legal: the values.
         state: what is wrong with it.
         more: what else is legal.
+        listed_by: the command that lists them where they are too many for a message, which then
+            has the nearest ones alone.
     """
     names = list(legal)
-    return ConfigError(f"{what} {state}.{hint(value, names)} Legal: {', '.join(names)}{more}.")
+    message = f"{what} {state}.{hint(value, names)}"
+    if not listed_by:
+        return ConfigError(f"{message} Legal: {', '.join(names)}{more}.")
+    others = closest(str(value), names, limit=_MOST_NAMES)[1:]
+    near = f" Also near it: {', '.join(others)}." if others else ""
+    return ConfigError(f"{message}{near} All that are legal: {listed_by}.")
+
+
+_MOST_NAMES = 5

@@ -62,6 +62,7 @@ from memest.report.result import (
     Verdict,
 )
 from memest.report.stages_result import StageRow, StageTable
+from memest.report.suggestions import Suggestion, Suggestions
 from memest.search.points import Sweep, SweepPoint
 
 FOLDER = Path(__file__).parents[1] / "docs" / "schemas"
@@ -198,8 +199,16 @@ def _advice(defs: Definitions) -> Schema:
         "schema_version": _VERSION, "model": TEXT, "gpu": _card(), "effective_batch": WHOLE,
         "verdict": defs.typed(Verdict), "unpriced": TEXTS, "overpriced": TEXTS,
         "plans": array(plan), "closest": or_null(plan), "miss_bytes": WHOLE, "time_basis": TEXT,
-        "notes": TEXTS,
+        "otherwise": or_null(defs.ref(Suggestions)), "notes": TEXTS,
     })  # fmt: skip
+
+
+def _suggestion(defs: Definitions) -> Schema:
+    return defs.of(Suggestion, more={"options": by_name(ANY, "What is given besides, by keyword.")})
+
+
+def _suggestions(defs: Definitions) -> Schema:
+    return defs.of(Suggestions, more={"schema_version": _VERSION})
 
 
 def _sweep_point(defs: Definitions) -> Schema:
@@ -460,6 +469,7 @@ def _change(defs: Definitions) -> Schema:
 _SPECIAL: dict[type, Callable[[Definitions], Schema]] = {
     Setup: _setup, ModelFacts: _model, Peak: _peak, Origin: _origin, Estimate: _estimate,
     Reasons: _reasons, Scenario: _scenario, Plan: _plan, Largest: _largest,
+    Suggestion: _suggestion, Suggestions: _suggestions,
     EffectiveBatch: _effective, SweepPoint: _sweep_point, StageRow: _stage,
     MessageMatch: _match, Change: _change,
 }  # fmt: skip

@@ -59,7 +59,8 @@ counted from the trace, checkpointing's recomputation among them, and only ratio
 that comes out is the one of Hugging Face's guide: fill the card with the micro-batch first, then
 accumulate. Where neither an option nor a file names a precision, fp32 and what the GPU is made for (bf16, or
 fp16 on a GPU without bf16) are both tried, and the plan says what that gains and costs. A named one stays unless nothing fits
-(`--any-precision` frees it); optimizers that change the training are marked. Where nothing fits that trains the same, two more changes are
+(`--any-precision` frees it); optimizers that change the training are marked. Where no plan surely fits that trains as asked, adapters, a base of
+4 bits and more GPUs that would are told below. Where nothing fits that trains the same, two more changes are
 tried: a loss without all logits, if logits are a quarter of the peak or more, and on several GPUs (`--gpu 4xa100-80gb`) FSDP2 in place of DDP. What GPUs send
 each other is not in the time.
 

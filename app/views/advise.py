@@ -15,6 +15,7 @@ from memest.app.widgets import download
 from memest.app.words import plain
 from memest.report.findings import Advice, Plan
 from memest.report.result import Verdict
+from memest.report.suggestions import Suggestions
 from memest.report.tables import advice_sentence, plan_words
 from memest.units import format_delta, format_size
 
@@ -59,6 +60,8 @@ def show(question: ExplorerQuestion) -> None:
         _plan(f"Plan {number}", plan, expanded=number == 1)
     if answer.closest is not None:
         _plan("The closest", answer.closest, expanded=True)
+    if answer.otherwise is not None:
+        _otherwise(answer.otherwise)
     st.caption(f"Time is {in_page_words(answer.time_basis)}.")
     for note in answer.notes:
         st.caption(plain(in_page_words(note)))
@@ -134,4 +137,16 @@ def _plan(label: str, plan: Plan, *, expanded: bool) -> None:
     with st.expander(f"{label}: {plan_words(plan, times='×')}", expanded=expanded):
         for step in plan.steps:
             st.markdown(f"- **{step.option} {plain(step.value)}**: {plain(step.why)}")
-        st.code(" ".join(plan.arguments), language=None, wrap_lines=True)
+        for whose, words in plan.written:
+            st.caption(whose)
+            st.code(words, language=None, wrap_lines=True)
+
+
+def _otherwise(found: Suggestions) -> None:
+    """What would fit that trains otherwise than was asked."""
+    if not found.changes:
+        return
+    st.markdown("**Trained otherwise, it fits**")
+    for made in found.changes:
+        words = f"{made.words} ({made.changes_training}): {made.verdict.value}, {made.arguments}"
+        st.markdown(f"- {plain(words)}")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from memest.report.suggestions import Suggestions
     from memest.report.text import TableChoice
 
-__all__ = ["check_sizes", "exit_code", "run_estimate", "run_fits", "within"]
+__all__ = ["check_sizes", "exit_code", "find_tips", "run_estimate", "run_fits", "within"]
 
 _EXIT_CODES = {
     "fits": ExitCode.DONE,
@@ -157,15 +157,17 @@ def run_estimate(
             write_error = write_error or error
     from memest.report.words import render_origins, verdict_sentences
 
-    def find_tips() -> Suggestions | None:
-        return _tips(model, options, answer, output)
+    def tips_of_answer() -> Suggestions | None:
+        from memest.search.suggest import effort_for
+
+        return find_tips(model, options, output, answer.verdict, effort_for(answer))
 
     output.put(
         answer,
         lambda: verdict_sentences(answer),
         by=table,
         depth=levels,
-        tips=find_tips if tips else None,
+        tips=tips_of_answer if tips else None,
         explain=explain,
     )
     if explain and answer.traced and not output.as_json:
@@ -178,17 +180,28 @@ def run_estimate(
     return 0
 
 
-def _tips(
-    model: str, options: Mapping[str, Any], answer: Estimate, output: Output
+def find_tips(
+    model: str,
+    options: Mapping[str, Any],
+    output: Output,
+    verdict: Verdict,
+    effort: Mapping[str, Any] | None,
 ) -> Suggestions | None:
-    """What would make a run fit that does not, or may not."""
+    """What would make a run fit that does not, or may not, on the first GPU that was named.
+
+    Args:
+        model: as it was named.
+        options: of the run.
+        output: shows what is being done.
+        verdict: of the run.
+        effort: how thoroughly to look, as arguments of ``suggest``; None: not at all.
+    """
     from memest.report.result import Verdict
+    from memest.search.suggest import suggest
 
-    if answer.verdict not in (Verdict.DOES_NOT_FIT, Verdict.TIGHT, Verdict.RELEASES_CACHE):
+    if verdict not in (Verdict.DOES_NOT_FIT, Verdict.TIGHT, Verdict.RELEASES_CACHE):
         return None
-    from memest.search.suggest import effort_for, suggest
-
-    if (effort := effort_for(answer)) is None:
+    if effort is None:
         return None
     gpus = options.get("gpu")
     first = gpus if isinstance(gpus, str) or not gpus else gpus[0]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from memest.cli.console import Output
-from memest.cli.flags import ModelArgument, shows, value_flag
+from memest.cli.flags import OUTPUT, ModelArgument, shows, switch, value_flag
 from memest.cli.parameters import with_options
+
+if TYPE_CHECKING:
+    from memest.report.suggestions import Suggestions
 
 __all__ = ["max_batch"]
 
@@ -38,6 +41,14 @@ def max_batch(
             panel="Search",
         ),
     ] = None,
+    no_tips: Annotated[
+        bool,
+        switch(
+            "--no-tips",
+            "Leave out what would make the smallest fit, which is looked for where it does not.",
+            panel=OUTPUT,
+        ),
+    ] = False,
 ) -> int:
     """The largest batch (or sequence length) that fits a GPU. Memory over sizes besides.
 
@@ -45,10 +56,20 @@ def max_batch(
     fits, 7: cannot say, as by memest fits. Several GPUs: the worst of them.
     For example: memest max-batch bert-large-uncased --fp16 --gpu rtx-3090
     """
-    from memest.cli.answering import exit_code
+    from memest.cli.answering import exit_code, find_tips
     from memest.search.max_batch import max_batch as search
 
     with output.working() as progress:
         answer = search(model, of=of, effective_batch=effective_batch, progress=progress, **options)
-    output.put(answer, lambda: (f"{largest.safe}" for largest in answer.answers))
+
+    def tips_of_smallest() -> Suggestions | None:
+        smallest = {**options, answer.of.field: answer.step}
+        effort = None if answer.setup.torch_compile else {"quick": True}
+        return find_tips(str(model), smallest, output, answer.answers[0].verdict, effort)
+
+    output.put(
+        answer,
+        lambda: (f"{largest.safe}" for largest in answer.answers),
+        tips=None if no_tips or answer.safe else tips_of_smallest,
+    )
     return exit_code(*(largest.verdict for largest in answer.answers))

@@ -18,6 +18,7 @@ __all__ = [
     "MIN_8BIT_SIZE",
     "OPTIMIZER_FACTS",
     "PAGED_SIZE",
+    "TRAINER_NAMES",
     "OptimizerFacts",
     "check_since",
     "facts_of",
@@ -240,6 +241,12 @@ OPTIMIZER_FACTS: dict[str, OptimizerFacts] = {
     "none": OptimizerFacts(about="no optimizer step: forward and backward only"),
 }
 """Every optimizer that is modelled, by name."""
+TRAINER_NAMES = frozenset(OPTIMIZER_FACTS) - frozenset(
+    """adamw_torch_foreach adamw_torch_loop adamw_hf adam adam_fused adam_loop sgd_momentum sgd_loop
+    sgd_momentum_loop rmsprop_loop adagrad_loop adadelta adamax nadam radam adafactor_torch muon
+    none""".split()
+)
+"""Those that ``TrainingArguments.optim`` takes (``OptimizerNames`` of transformers 5.23)."""
 
 ALIASES = {
     "adamw": "adamw_torch",
@@ -283,11 +290,11 @@ def find_optimizer(name: object) -> str:
     text = ALIASES.get(str(name), str(name))
     if text in OPTIMIZER_FACTS or text == "auto":
         return text
-    if text in REFUSALS:
-        raise ConfigError(
-            f"--optim {text} is {REFUSALS[text]}. Modelled: {', '.join(OPTIMIZER_FACTS)}."
-        )
-    raise not_legal(f"--optim {name!r}", text, OPTIMIZER_FACTS)
+    state = f"is {REFUSALS[text]}" if text in REFUSALS else "is not known"
+    raise not_legal(f"--optim {name!r}", text, OPTIMIZER_FACTS, state=state, listed_by=_LISTED_BY)
+
+
+_LISTED_BY = "memest estimate --help optimizer"
 
 
 def read_arguments(optim: str, text: str) -> dict[str, str]:

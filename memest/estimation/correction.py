@@ -24,7 +24,6 @@ from memest.estimation.calibration import (
     UNNAMED,
     Calibration,
     CrossValidation,
-    MeasuredOn,
     ProcessPart,
     same_gpu,
 )
@@ -169,7 +168,7 @@ def correct(calibration: Calibration, estimate: UncorrectedEstimate) -> Correcti
     gap = 0 if calibration.on_cpu else calibration.gap_bytes
     reserved = max(q.reserved_bytes + allocated - q.allocated_bytes + gap, allocated)
     process, far, notes = _process(calibration, q)
-    distance, more_notes = _beyond(calibration.measured, q)
+    distance, more_notes = _beyond(calibration, q)
     distance += far
     notes += more_notes
     device = reserved + process.expected
@@ -306,9 +305,13 @@ def _range(
     return low, high + slack
 
 
-def _beyond(measured: MeasuredOn, q: UncorrectedEstimate) -> tuple[float, list[str]]:
-    """How far a question lies beyond what was measured, and in what."""
-    distance, notes = 0.0, []
+def _beyond(calibration: Calibration, q: UncorrectedEstimate) -> tuple[float, list[str]]:
+    """How far a question lies beyond what was measured, and in what.
+
+    Who has made no calibration has one that came along: so runs are named, not the calibration.
+    """
+    distance, notes, measured = 0.0, [], calibration.measured
+    runs = f"the runs measured on {_gpus(calibration)}"
     sizes = (
         ("allocated memory", q.allocated_bytes, measured.allocated_bytes, format_size),
         ("number of operators", q.kernels, measured.kernels, str),
@@ -317,8 +320,8 @@ def _beyond(measured: MeasuredOn, q: UncorrectedEstimate) -> tuple[float, list[s
         if largest and size > SIZE_TOLERANCE * largest:
             distance += math.log2(size / largest)
             notes.append(
-                f"The calibration extrapolates because the {name} ({words(size)}) is beyond the "
-                f"largest measured ({words(largest)})."
+                f"The range is wider because the {name} ({words(size)}) is beyond the largest of "
+                f"{runs} ({words(largest)})."
             )
     for fact in FACTS:
         value, values = str(getattr(q, fact)), measured.seen.get(fact, UNNAMED.get(fact, ()))
@@ -326,25 +329,30 @@ def _beyond(measured: MeasuredOn, q: UncorrectedEstimate) -> tuple[float, list[s
             distance += UNSEEN_DISTANCE
             listing = ", ".join(values) if 0 < len(values) <= 8 else f"{len(values)} others"
             notes.append(
-                f"The calibration extrapolates because no run with {fact} {value or 'unknown'} was "
-                f"measured (measured: {listing})."
+                f"The range is wider because {fact} {value or 'unknown'} is in none of {runs} "
+                f"(they have {listing})."
             )
     if q.torch not in measured.torch:
         distance += min(_releases(q.torch, measured.torch), MAX_RELEASES) * RELEASE_DISTANCE
         listing = ", ".join(_release(version) for version in measured.torch) or "none"
         notes.append(
-            f"The calibration extrapolates because torch {_release(q.torch)} was not measured "
-            f"(measured: {listing})."
+            f"The range is wider because torch {_release(q.torch)} is in none of {runs} "
+            f"(they have {listing})."
         )
     majors = {major for major, _ in measured.cuda}
     if q.cuda is not None and majors and q.cuda[0] not in majors:
         distance += UNSEEN_DISTANCE
         listing = ", ".join(str(major) for major in sorted(majors))
         notes.append(
-            f"The calibration extrapolates because CUDA {q.cuda[0]} was not measured (measured: "
-            f"{listing})."
+            f"The range is wider because CUDA {q.cuda[0]} is in none of {runs} "
+            f"(they have {listing})."
         )
     return distance, notes
+
+
+def _gpus(calibration: Calibration) -> str:
+    """What was measured on, in words."""
+    return ", ".join("a CPU" if gpu == CPU else gpu for gpu in calibration.provenance.gpus)
 
 
 def _releases(release: tuple[int, int], releases: tuple[tuple[int, int], ...]) -> int:
@@ -361,7 +369,7 @@ def _basis(
     calibration: Calibration, process: _Process, level: float | None, distance: float
 ) -> str:
     cross_validation, band = calibration.validation, calibration.band
-    gpus = ", ".join("a CPU" if gpu == CPU else gpu for gpu in calibration.provenance.gpus)
+    gpus = _gpus(calibration)
     dates = " to ".join(dict.fromkeys((calibration.provenance.first, calibration.provenance.last)))
     text = (
         f"calibrated on {plural(cross_validation.cases, 'run')} of "

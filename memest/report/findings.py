@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from memest.events import Category, Phase
 from memest.report.answer import SCHEMA_VERSION, Answer, Document, document
 from memest.report.result import Estimate, PeakMoment, Verdict
+from memest.report.suggestions import Suggestions
 
 __all__ = [
     "Advice",
@@ -193,7 +194,11 @@ class Plan(Document):
         changes_training: what makes the training another one than asked for; empty where the
             plan only moves memory and time.
         steps: the decisions with their reasons.
-        arguments: the plan as options, in the spelling of ``TrainingArguments``.
+        written_for: whose settings ``arguments`` are: ``TrainingArguments``, TRL's ``DPOConfig``;
+            ``memest`` where the loop is no Trainer's, which has no settings of its own.
+        arguments: the plan as those settings.
+        own_arguments: what memest is to be told besides, as its options: what those settings do not
+            say, because the model, its optimizer or the trainer itself does.
         engine: the engine that shares the GPU; None where none does.
     """
 
@@ -203,8 +208,16 @@ class Plan(Document):
     relative_time: float | None
     changes_training: tuple[str, ...]
     steps: tuple[PlanStep, ...]
+    written_for: str
     arguments: tuple[str, ...]
+    own_arguments: tuple[str, ...] = ()
     engine: PlanEngine | None = None
+
+    @property
+    def written(self) -> tuple[tuple[str, str], ...]:
+        """The plan as it is typed: whose settings, and those in a line."""
+        both = (self.written_for, self.arguments), ("memest", self.own_arguments)
+        return tuple((whose, " ".join(words)) for whose, words in both if words)
 
     @property
     def effective_batch(self) -> int:
@@ -236,7 +249,9 @@ class Plan(Document):
                 "low_bytes": self.estimate.interval.low_bytes,
                 "high_bytes": self.estimate.interval.high_bytes,
             },
+            "written_for": self.written_for,
             "arguments": list(self.arguments),
+            "own_arguments": list(self.own_arguments),
             "steps": document(self.steps),
             **({} if self.engine is None else {"engine": document(self.engine)}),
         }
@@ -254,6 +269,8 @@ class Advice(Answer):
         plans: those that fit, then those too close to call; fastest first, those that change
             the training behind those that do not.
         closest: where there is no plan, the one that misses by the least; else None.
+        otherwise: where no plan surely fits that trains as asked, what would fit and trains other
+            weights, or on more GPUs; else None.
         time_basis: what the relative times are made of.
         notes: what the user should know besides.
         unpriced: what the run does besides and no plan has in its figures.
@@ -268,6 +285,7 @@ class Advice(Answer):
     closest: Plan | None
     time_basis: str
     notes: tuple[str, ...] = ()
+    otherwise: Suggestions | None = None
     unpriced: tuple[str, ...] = ()
     overpriced: tuple[str, ...] = ()
 
@@ -298,6 +316,7 @@ class Advice(Answer):
             "plans": document(self.plans),
             "closest": document(self.closest),
             "miss_bytes": self.miss_bytes,
+            "otherwise": document(self.otherwise),
             "time_basis": self.time_basis,
             "notes": list(self.notes),
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Group, JustifyMethod, RenderableType
 from rich.padding import Padding
@@ -17,6 +17,8 @@ from memest.report.max_batch_result import (
     SizeAxis,
 )
 from memest.report.result import Verdict
+from memest.report.suggestions import Suggestions
+from memest.report.tables import suggestion_parts
 from memest.report.terminal import (
     ASCII,
     VERDICT_STYLES,
@@ -88,13 +90,23 @@ def effective_sentence(effective: EffectiveBatch, samples: int) -> str:
     return f"{samples:,} samples a step, rounded up to {effective.samples:,}: {steps} ({need})."
 
 
-def max_batch_parts(result: MaxBatch, page: Page) -> Iterator[RenderableType]:
-    """A sentence for each GPU, then memory over sizes."""
+def max_batch_parts(
+    result: MaxBatch, page: Page, *, tips: Callable[[], Suggestions | None] | None = None
+) -> Iterator[RenderableType]:
+    """A sentence for each GPU, then memory over sizes.
+
+    Args:
+        result: what to show.
+        page: where it is written.
+        tips: looks for what would make the smallest size fit, when the answer is out already.
+    """
     glyphs = page.glyphs
     for answer in result.answers:
         yield Text(limit_sentence(answer, result.model, result.of, result.step), style="bold")
     items = _setup_words(result, glyphs)
     yield Text(f" {glyphs.dot} ".join(items), style="dim")
+    if tips is not None and (found := tips()) is not None:
+        yield Padding(Group(*suggestion_parts(found, page)), (1, 0, 0, 0))
     if len(result.answers) == 1:
         answer = result.answers[0]
         remarks = _remarks(result, answer)

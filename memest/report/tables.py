@@ -45,6 +45,16 @@ _SMALLEST = 0.01
 """GiB that a table of stages shows."""
 
 
+_DOES = {
+    Verdict.FITS: "fits",
+    Verdict.RELEASES_CACHE: "fits by releasing cache",
+    Verdict.TIGHT: "is tight",
+    Verdict.CANNOT_SAY: "is open",
+    Verdict.DOES_NOT_FIT: "does not fit",
+}
+"""What is said of a run with a verdict."""
+
+
 def change_sentence(scenario: Scenario, first: Scenario) -> str:
     """What a scenario buys or costs against the first, in one sentence.
 
@@ -63,7 +73,8 @@ def change_sentence(scenario: Scenario, first: Scenario) -> str:
         if after.verdict is before.verdict:
             text += f", {after.verdict.value} as before"
         else:
-            text += f", {after.verdict.value} where {first.name} is {before.verdict.value}"
+            base = "the base" if first.name == "base" else first.name
+            text += f", {after.verdict.value}, where {base} {_DOES[before.verdict]}"
     if after.max_batch is not None and before.max_batch is not None:
         text += f", largest batch {batch_count(after.max_batch)} against "
         text += batch_count(before.max_batch)
@@ -162,7 +173,13 @@ def advice_sentence(advice: Advice) -> str:
             f"Cannot say: {subject}: by what is priced nothing fits; the run takes less: {words}."
         )
     miss_text = f"misses by {format_size(miss)}" if miss else "runs out of memory all the same"
-    return f"Does not fit: {subject}: the closest plan, {plan_words(closest)}, {miss_text}."
+    sentence = f"Does not fit: {subject}: the closest plan, {plan_words(closest)}, {miss_text}."
+    fitting = advice.otherwise.changes if advice.otherwise is not None else ()
+    if fitting:
+        best = fitting[0]
+        words = f"{best.words[0].upper()}{best.words[1:]}"
+        sentence += f" {words} ({best.changes_training}): {best.verdict.value}."
+    return sentence
 
 
 def plan_words(plan: Plan, *, times: str = "x") -> str:
@@ -203,9 +220,23 @@ def advice_parts(advice: Advice, page: Page) -> Iterator[RenderableType]:
         yield Padding(_plan(f"{number}", plan, glyphs), (1, 0, 0, 0))
     if advice.closest is not None:
         yield Padding(_plan("closest", advice.closest, glyphs), (1, 0, 0, 0))
+    if advice.otherwise is not None:
+        yield Padding(Group(*_otherwise_parts(advice.otherwise, page)), (1, 0, 0, 0))
     yield Padding(Text(f"Time is {advice.time_basis}.", style="dim"), (1, 0, 0, 0))
     for note in advice.notes:
         yield Text(f"{glyphs.bullet} {note}", style="dim")
+
+
+def _otherwise_parts(found: Suggestions, page: Page) -> Iterator[RenderableType]:
+    """What would fit that trains otherwise, and what to type next."""
+    yield Text("No plan surely fits that trains as asked. Trained otherwise:", style="bold")
+    yield from suggestion_parts(found, page)
+    if found.changes:
+        yield Text(
+            "Added to what was asked, without --batch and --grad-accum, memest advise plans with "
+            "them.",
+            style="dim",
+        )
 
 
 def _plan_table(advice: Advice, glyphs: Glyphs) -> Grid:
@@ -237,8 +268,10 @@ def _plan(label: str, plan: Plan, glyphs: Glyphs) -> RenderableType:
     steps = Grid("left", "left")
     for step in plan.steps:
         steps.add_row(f"{step.option} {step.value}", Text(step.why))
-    words = Text(" ".join(plan.arguments), style="cyan")
-    return Group(title, Padding(Group(steps, words), (0, 0, 0, 3)))
+    written = Grid("left", "left")
+    for whose, words in plan.written:
+        written.add_row(whose, Text(words, style="cyan"))
+    return Group(title, Padding(Group(steps, written), (0, 0, 0, 3)))
 
 
 def stage_parts(

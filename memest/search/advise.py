@@ -45,8 +45,15 @@ from memest.search.combos import (
     without_logits,
 )
 from memest.search.cost import NOT_TIMED, Probe
-from memest.search.plan_words import arguments_of, changed_training, steps_of
+from memest.search.plan_words import (
+    arguments_of,
+    changed_training,
+    own_arguments_of,
+    steps_of,
+    trainer_of,
+)
 from memest.search.profile import profile as make_profile
+from memest.search.suggest import suggestions_of
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +63,8 @@ __all__ = ["advise", "names_precision"]
 Progress = Callable[[str], None]
 
 WORTH = 1.05
-"""A plan further from the training asked for must be faster by this to be preferred or shown."""
+"""A plan further from the training asked for, or with more samples, must be faster by this to be
+shown beside one that is not."""
 _DECIDED = ("batch", "grad_accum")
 
 
@@ -95,7 +103,8 @@ def advise(
             ``model_args`` of a module of one's own among them, as for :func:`memest.estimate`.
 
     Returns:
-        The plans, best first; none where nothing fits, and then the closest one.
+        The plans, best first; none where nothing fits, and then the closest one. Where none surely
+        fits that trains as asked, what would fit with adapters or on more GPUs.
 
     Raises:
         ConfigError: no GPU, an impossible effective batch, or an option that is to be found.
@@ -145,6 +154,10 @@ def advise(
     if not any_precision and setup is None and not names_precision(profile.setup, options):
         freedom = Freedom.OPEN
     advice = _Search(finder, freedom).advice()
+    if not any(plan.verdict is Verdict.FITS and not plan.changes_training for plan in advice.plans):
+        profile.setup = replace(profile.setup, batch=of_each, grad_accum=1)
+        otherwise = suggestions_of(profile, place, same_method=False)
+        advice = replace(advice, otherwise=otherwise)
     return replace(advice, unpriced=named.unpriced, overpriced=named.overpriced)
 
 
@@ -261,12 +274,13 @@ class _Search:
         certain, its_certain = (c.verdict is Verdict.FITS for c in (candidate, other))
         if distance > its_distance or certain < its_certain or candidate.samples > other.samples:
             return False
-        patience = WORTH if distance < its_distance else 1.0
+        nearer = (distance, candidate.samples) < (its_distance, other.samples)
+        patience = WORTH if nearer else 1.0
         if distance == its_distance and candidate.combo.engine_sleeps != other.combo.engine_sleeps:
             return False  # less of an engine, or one that wakes up: which is faster is not known
         if self._seconds(candidate) > patience * self._seconds(other):
             return False
-        if distance < its_distance or certain > its_certain:
+        if nearer or certain > its_certain:
             return True
         if certain:
             return candidate.batch >= other.batch
@@ -283,12 +297,10 @@ class _Search:
         return (1 if share else 0) + (0 if precise else 2) + (0 if same else 4)
 
     def _rank(self, candidate: Candidate) -> tuple[bool, int, float, int]:
-        # samples beyond those asked for change a step a little: they must be worth it, too
-        patience = 1.0 if candidate.samples == self._finder.samples else WORTH
         return (
             candidate.verdict is not Verdict.FITS,
             self._distance(candidate),
-            patience * self._seconds(candidate),
+            self._seconds(candidate),
             -candidate.batch,
         )
 
@@ -303,7 +315,9 @@ class _Search:
             relative_time=None if self._probe.untimed() else self._seconds(candidate) / fastest,
             changes_training=changed_training(candidate, self._finder, self._freedom),
             steps=steps_of(candidate, self._finder, candidates, self._freedom),
+            written_for=trainer_of(candidate),
             arguments=arguments_of(candidate),
+            own_arguments=own_arguments_of(candidate),
             engine=self._engine(candidate),
         )
 
@@ -342,11 +356,6 @@ class _Search:
             self._notes[
                 "plans that shard gather weights in every micro-step, which the time does not "
                 "count: of two of them, the one with fewer accumulated gathers less."
-            ] = None
-        if closest is not None and estimate.setup.adapter is None:
-            self._notes[
-                "plans train all weights, as was asked: --lora-r 16, or --qlora, trains adapters "
-                "and plans with them; memest estimate says what else would make it fit."
             ] = None
         for note in estimate.notes:
             if isinstance(note, Emulated):

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memest.config.compilation import fused_loss_words
-from memest.config.kinds import Fsdp, Strategy
+from memest.config.kinds import Fsdp, Loop, Strategy
 from memest.config.rollouts import Engine
 from memest.config.setup import Attention, Dtype, Precision, Setup
 from memest.errors import MissingDependencyError
@@ -16,6 +15,7 @@ from memest.report.result import Estimate, Verdict
 from memest.search.cost import Probe
 
 __all__ = [
+    "BY_SFT_TRAINER",
     "LIGHTER",
     "LOSSES",
     "SAME_TRAINING",
@@ -28,6 +28,7 @@ __all__ = [
     "combos",
     "implementations",
     "lighter",
+    "losses",
     "other_precisions",
     "sharded",
     "without_logits",
@@ -43,9 +44,12 @@ SAME_TRAINING = {
     "adam": "adam_fused",
 }
 """Implementations with large temporaries, and the one that computes the same without them."""
+BY_SFT_TRAINER = "SFTTrainer's fused loss"
+"""What SFTTrainer of TRL 1.15 and later has unasked, whatever its ``loss_type``; the Trainer has no
+setting that does it. (There ``use_liger_kernel`` leaves the loss as it is: TRL 1.16.)"""
 LOSSES: dict[str, dict[str, Any]] = {
     "Liger's kernels": {"use_liger_kernel": True},
-    fused_loss_words("trl-fused"): {"fused_loss": "trl-fused"},
+    BY_SFT_TRAINER: {"fused_loss": "trl-fused"},
 }
 """Losses that never hold all logits, those of the Trainer itself first."""
 _FUSED_SINCE = (2, 0)
@@ -226,10 +230,16 @@ def asleep(setup: Setup, combinations: Sequence[Combo]) -> list[Combo]:
 
 def without_logits(setup: Setup, combinations: Sequence[Combo]) -> list[Combo]:
     """What recomputes most, with each loss that does without all logits."""
+    recomputing = [combo for combo in combinations if combo.checkpointing == "full"]
+    return [replace(recomputing[-1], loss=loss) for loss in losses(setup)]
+
+
+def losses(setup: Setup) -> list[str]:
+    """Those of :data:`LOSSES` that a run can be given: SFTTrainer's in the Trainer's loop alone."""
     if setup.use_liger_kernel or setup.fused_loss:
         return []
-    recomputing = [combo for combo in combinations if combo.checkpointing == "full"]
-    return [replace(recomputing[-1], loss=loss) for loss in LOSSES]
+    by_trainer = setup.loop is Loop.TRAINER and setup.method.is_supervised
+    return [name for name in LOSSES if by_trainer or name != BY_SFT_TRAINER]
 
 
 def other_precisions(probe: Probe, setup: Setup) -> list[Precision]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from memest.config.kinds import Loop, Method
+from memest.config.optimizers import TRAINER_NAMES
 from memest.config.rollouts import Engine, Rollouts
 from memest.config.setup import Attention, Precision
 from memest.config.spelling import command_words
@@ -12,10 +14,17 @@ from memest.errors import MissingDependencyError
 from memest.events import Category
 from memest.report.findings import PlanStep
 from memest.report.result import Verdict
-from memest.search.combos import LOSSES, SAME_TRAINING, Candidate, Finder, Freedom
+from memest.search.combos import (
+    BY_SFT_TRAINER,
+    LOSSES,
+    SAME_TRAINING,
+    Candidate,
+    Finder,
+    Freedom,
+)
 from memest.units import format_size
 
-__all__ = ["arguments_of", "changed_training", "steps_of"]
+__all__ = ["arguments_of", "changed_training", "own_arguments_of", "steps_of", "trainer_of"]
 
 
 def changed_training(candidate: Candidate, finder: Finder, freedom: Freedom) -> tuple[str, ...]:
@@ -30,17 +39,56 @@ def changed_training(candidate: Candidate, finder: Finder, freedom: Freedom) -> 
     return tuple(changes)
 
 
-def arguments_of(candidate: Candidate) -> tuple[str, ...]:
-    """The plan as options that TrainingArguments and memest both take."""
+_CONFIGS = {
+    Method.IPO: "DPOConfig",
+    Method.SIMPO: "CPOConfig",
+    Method.REWARD: "RewardConfig",
+    Method.ONLINE_DPO: "OnlineDPOConfig",
+}
+"""TRL's classes that are not called what the method is."""
+
+
+def trainer_of(candidate: Candidate) -> str:
+    """Whose settings a plan is written in; ``memest`` where the loop has none."""
+    setup = candidate.estimate.setup
+    method = setup.method
+    if setup.loop is not Loop.TRAINER:
+        return "memest"
+    if candidate.combo.loss == BY_SFT_TRAINER or setup.fused_loss.startswith("trl-"):
+        return "SFTConfig"
+    if method.is_supervised:
+        return "TrainingArguments"
+    return _CONFIGS.get(method, f"{method.upper()}Config")
+
+
+def own_arguments_of(candidate: Candidate) -> tuple[str, ...]:
+    """What memest is told of a plan and its trainer's configuration is not."""
     combo = candidate.combo
-    is_trl = not candidate.estimate.setup.method.is_supervised  # has both on unless it is told
+    words = []
+    if trainer_of(candidate) != "memest":
+        if combo.optim not in TRAINER_NAMES:
+            words.append(f"--optim={combo.optim}")
+        if combo.checkpointing == "selective":
+            words.append("--checkpointing=selective")
+    if combo.attention is not Attention.AUTO:
+        words.append(f"--attn_implementation={combo.attention.value}")
+    if combo.loss == BY_SFT_TRAINER:
+        words += command_words("advise", "MODEL", LOSSES[combo.loss])[3:]
+    return tuple(words)
+
+
+def arguments_of(candidate: Candidate) -> tuple[str, ...]:
+    """The plan as options that the trainer's configuration and memest both take."""
+    combo = candidate.combo
+    trainer = trainer_of(candidate)
+    is_trl = trainer.endswith("Config")  # has both on unless it is told
     words = [f"--per_device_train_batch_size={candidate.batch}"]
     if candidate.grad_accum > 1:
         words.append(f"--gradient_accumulation_steps={candidate.grad_accum}")
     if combo.checkpointing == "full":
         words.append("--gradient_checkpointing")
     elif combo.checkpointing == "selective":
-        words.append("--checkpointing=selective")
+        words += ["--checkpointing=selective"] * (trainer == "memest")
     elif combo.checkpointing == "none":
         words += ["--gradient_checkpointing=false"] * is_trl
     else:
@@ -51,18 +99,17 @@ def arguments_of(candidate: Candidate) -> tuple[str, ...]:
         words.append(f"--{combo.precision.value}")
     elif is_trl:
         words.append("--bf16=false")
-    words.append(f"--optim={combo.optim}")
+    if trainer == "memest" or combo.optim in TRAINER_NAMES:
+        words.append(f"--optim={combo.optim}")
     rollouts = candidate.estimate.setup.rollouts
     if rollouts is not None and rollouts.engine is Engine.VLLM:
         words.append(f"--vllm_gpu_memory_utilization={rollouts.engine_share:g}")
         if rollouts.engine_sleeps:
             words.append("--vllm_enable_sleep_mode")
-    if combo.attention is not Attention.AUTO:
-        words.append(f"--attn_implementation={combo.attention.value}")
     if combo.fsdp:
         words.append(f"--fsdp={combo.fsdp}")
-    if combo.loss:
-        words += command_words("advise", "MODEL", LOSSES[combo.loss])[3:]
+    if combo.loss and combo.loss != BY_SFT_TRAINER:
+        words += (f"--{name}" for name in LOSSES[combo.loss])
     return tuple(words)
 
 
@@ -189,7 +236,10 @@ def _precision(candidate: Candidate, finder: Finder, candidates: Sequence[Candid
     precision = finder.probe.profile.setup.precision
     combo = candidate.combo
     if combo.precision is precision:
-        return PlanStep(option="precision", value=precision.value, why="as asked for")
+        is_trl = candidate.estimate.setup.method.is_supervised is False
+        is_default = is_trl and precision is Precision.BF16
+        why = "TRL's default" if is_default else "as the run has it"
+        return PlanStep(option="precision", value=precision.value, why=why)
     requested_combo = replace(combo, precision=precision)
     rivals = [c for c in candidates if c.combo == requested_combo and c.verdict is Verdict.FITS]
     if rivals:
@@ -295,12 +345,18 @@ def _loss(candidate: Candidate, finder: Finder) -> PlanStep:
         replace(candidate.combo, loss=""), candidate.batch, candidate.grad_accum
     )
     reason = f"computes the same without all logits; with them this plan {_need(counterpart)}"
+    if candidate.combo.loss == BY_SFT_TRAINER:
+        reason += (
+            ". SFTTrainer of TRL 1.15 and later does so unasked, and the Trainer has no setting "
+            "for it: its use_liger_kernel does the like, and could not be priced here"
+        )
     return PlanStep(option="loss", value=candidate.combo.loss, why=reason)
 
 
 def _engine(candidate: Candidate, asked: Rollouts, finder: Finder) -> PlanStep:
     """The step of an engine on the GPU: what it takes, and how much it could take."""
     share, most = asked.engine_share, candidate.largest_engine_share
+    why = "TRL's default" if _is_default(asked) else "as asked for"
     if candidate.combo.engine_sleeps:
         awake = replace(candidate.combo, engine_sleeps=False)
         before = finder.at(awake, candidate.batch, candidate.grad_accum)
@@ -311,17 +367,23 @@ def _engine(candidate: Candidate, asked: Rollouts, finder: Finder) -> PlanStep:
         return PlanStep(option="engine", value="asleep", why=reason)
     if candidate.engine_share is not None:
         before = finder.with_share(candidate, share)
+        whose = "of TRL's default" if _is_default(asked) else "asked for"
         reason = (
-            f"less than the {share:g} asked for, with which this plan {_need(before)}; the most "
+            f"less than the {share:g} {whose}, with which this plan {_need(before)}; the most "
             "with which it surely fits. vLLM has less cache, and may write slower"
         )
         return PlanStep(option="engine share", value=f"{candidate.engine_share:g}", why=reason)
     if most is None:
-        reason = "as asked for; no share that holds vLLM's weights and a cache surely fits"
+        reason = f"{why}; no share that holds vLLM's weights and a cache surely fits"
         if not asked.engine_sleeps:
             reason += "; --engine-sleeps gives it back while the model trains"
     elif most >= share:
-        reason = f"as asked for; the plan surely fits with up to {most:.2f}: more cache for vLLM"
+        reason = f"{why}; the plan surely fits with up to {most:.2f}: more cache for vLLM"
     else:
-        reason = f"as asked for; the plan surely fits with {most:.2f} or less"
+        reason = f"{why}; the plan surely fits with {most:.2f} or less"
     return PlanStep(option="engine share", value=f"{share:g}", why=reason)
+
+
+def _is_default(asked: Rollouts) -> bool:
+    """Whether the engine's share is TRL's own, which nobody need have asked for."""
+    return asked.engine_share == Rollouts().engine_share

@@ -7,7 +7,7 @@ kind. A run that fits with room is told its largest batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -26,7 +26,7 @@ from memest.estimation.gpu_target import Place
 from memest.events import Category
 from memest.report.result import Estimate, Spot, Verdict
 from memest.report.suggestions import Suggestion, Suggestions
-from memest.search.combos import LOSSES, STATES_OF, implementations, other_precisions
+from memest.search.combos import LOSSES, STATES_OF, implementations, losses, other_precisions
 from memest.search.cost import Probe
 from memest.search.profile import Profile
 from memest.search.profile import profile as make_profile
@@ -126,6 +126,7 @@ def suggestions_of(
     *,
     quick: bool = False,
     brief: bool = False,
+    same_method: bool = True,
 ) -> Suggestions:
     """The same for a profile that is there.
 
@@ -136,8 +137,9 @@ def suggestions_of(
         quick: look at changes that need a new trace only where no other makes it fit.
         brief: leave out smaller micro-batches, other optimizers and more GPUs, as is wise for
             models whose every change is traced anew.
+        same_method: look at changes that train the same weights, too; False for those who have.
     """
-    search = _Search(profile, place, brief=brief)
+    search = _Search(profile, place, brief=brief, same_method=same_method)
     base = search.base
     assert base.gpu is not None
     found = None
@@ -146,7 +148,7 @@ def suggestions_of(
         with suppress(NotKnownError), profile.known_alone():
             found = search.changes(count)
     # what fits has one change at most, which needs no trace or was refused above
-    helps = found is not None and any(made.verdict is Verdict.FITS for made in found[0])
+    helps = found is not None and search.helps(found[0], count)
     if found is None or not (helps or base.verdict is Verdict.FITS):
         found = search.changes(count)
     changes, closest = found
@@ -198,9 +200,12 @@ class _Change:
 class _Search:
     """Tries changes of one run."""
 
-    def __init__(self, profile: Profile, place: Place, *, brief: bool) -> None:
+    def __init__(
+        self, profile: Profile, place: Place, *, brief: bool, same_method: bool = True
+    ) -> None:
         self._profile = profile
         self._is_brief = brief
+        self._keeps_method = same_method
         self._place = place
         self.probe = Probe(profile, place, vary=("batch",))
         self.base = self.probe.estimate()
@@ -241,6 +246,15 @@ class _Search:
         rest = [made for _, made in tried if made.gain_bytes > 0]
         return (), min(rest, key=lambda made: made.device_bytes, default=None)
 
+    def helps(self, changes: Sequence[Suggestion], count: int) -> bool:
+        """Whether nobody need look on: as many fit as were asked for, or one that trains the same.
+
+        More GPUs, or another optimizer, are known at once and no reason to keep quiet about
+        adapters, which cost a trace.
+        """
+        fitting = [made for made in changes if made.verdict is Verdict.FITS]
+        return len(fitting) >= count or any(not made.changes_training for made in fitting)
+
     def _is_better(self, verdict: Verdict) -> bool:
         """Whether a verdict is one to hope for: a run that is tight already must surely fit."""
         if self.base.verdict is Verdict.DOES_NOT_FIT:
@@ -253,6 +267,19 @@ class _Search:
         """For each kind the ways to it, of which the first that fits is taken."""
         setup = self.base.setup
         lean = _lean(setup)
+        if self._keeps_method:
+            yield from self._of_same_method(setup, lean)
+        # beside a base of 4 bits and shards recomputing comes first, as people train so
+        for change in self._adapters(setup):
+            leaner = lean.then(change)
+            yield self._leaner(setup, leaner if "qlora" in change.options else change, leaner)
+        if self._is_brief:
+            return
+        yield (lean.then(change) for change in _cut_from_host(setup))
+        yield (lean.then(change) for change in _more_gpus(setup))
+
+    def _of_same_method(self, setup: Setup, lean: _Change) -> Iterator[Iterator[_Change]]:
+        """Those of them that train the weights that were asked for, on the GPUs there are."""
         if self._can_fit(with_states=True):
             for change in (*_implementations(setup), *_engine(setup)):
                 yield iter((change,))
@@ -265,14 +292,6 @@ class _Search:
         if self._can_fit(with_states=False) and not self._is_brief:
             for change in _optimizers(setup):
                 yield self._leaner(setup, change, _lean(setup, optimizer=False).then(change))
-        # beside a base of 4 bits and shards recomputing comes first, as people train so
-        for change in self._adapters(setup):
-            leaner = lean.then(change)
-            yield self._leaner(setup, leaner if "qlora" in change.options else change, leaner)
-        if self._is_brief:
-            return
-        yield (lean.then(change) for change in _cut_from_host(setup))
-        yield (lean.then(change) for change in _more_gpus(setup))
 
     def _can_fit(self, *, with_states: bool) -> bool:
         """Whether what is there at the end of a step fits, whatever is done about the rest."""
@@ -314,9 +333,9 @@ class _Search:
     def _losses(self) -> Iterator[_Change]:
         """Losses without all logits, where logits are a large part of what the run takes."""
         setup = self.base.setup
-        if self.base.has_many_logits and not (setup.fused_loss or setup.use_liger_kernel):
-            for words, options in LOSSES.items():
-                yield _Change("loss", words, options)
+        if self.base.has_many_logits:
+            for words in losses(setup):
+                yield _Change("loss", words, LOSSES[words])
 
     def look_at_losses(self) -> None:
         """Try them where the run would fit without its logits, which is worth a trace."""
@@ -447,7 +466,7 @@ def _adapters(setup: Setup) -> Iterator[_Change]:
     if setup.adapter is not None:
         yield _Change("4-bit base", "QLoRA", {"qlora": True}, 4, base)
         return
-    rank, alone = {"lora_r": _RANK}, "adapters train alone"
+    rank, alone = {"lora_r": _RANK}, "trains adapters only"
     yield _Change("adapter", f"LoRA of rank {_RANK}", rank, 3, alone)
     yield _Change("4-bit base", "QLoRA", {"qlora": True, **rank}, 4, f"{alone}, beside {base}")
 

@@ -8,8 +8,10 @@ import pytest
 from memest.config.setup import Setup
 from memest.report.findings import Advice, Plan, PlanStep
 from memest.report.result import Verdict
+from memest.report.suggestions import Suggestion, Suggestions
 from memest.report.tables import advice_sentence
 from memest.report.terminal import render
+from memest.units import GIB
 
 TINY = ("prajjwal1/bert-tiny", "--seq-len", "32")
 
@@ -32,15 +34,18 @@ def plan(estimate, *, batch, grad_accum=1, time=1.0, changes=(), **setup):
             PlanStep(option="accumulation", value=str(grad_accum), why="2 x 16 = 32 samples"),
             PlanStep(option="checkpointing", value="none", why="recomputing would only cost time"),
         ),
+        written_for="TrainingArguments",
         arguments=(f"--per_device_train_batch_size={batch}", "--optim=adamw_torch_fused"),
+        own_arguments=("--attn_implementation=sdpa",) * (batch == 1),
     )  # fmt: skip
 
 
-def advice(plans=(), closest=None):
+def advice(plans=(), closest=None, otherwise=None):
     return Advice(
         model="bert-large-uncased", gpu="NVIDIA GeForce RTX 4090", usable_bytes=25_393_364_992,
         effective_batch=32, plans=tuple(plans), closest=closest,
-        time_basis="an estimate without a measurement", notes=("a note of some length.",),
+        otherwise=otherwise, time_basis="an estimate without a measurement",
+        notes=("a note of some length.",),
     )  # fmt: skip
 
 
@@ -59,7 +64,17 @@ def several(samples):
 
 @pytest.fixture
 def none(samples):
-    return advice(closest=plan(samples["does_not_fit"], batch=1, grad_accum=32))
+    change = Suggestion(
+        words="LoRA of rank 16, checkpointing", options=(("lora_r", 16),), arguments="--lora-r 16",
+        verdict=Verdict.FITS, device_bytes=GIB, gain_bytes=30 * GIB, relative_time=None,
+        changes_training="trains adapters only",
+    )  # fmt: skip
+    otherwise = Suggestions(
+        model="m", gpu="Tesla T4", usable_bytes=15 * GIB, verdict=Verdict.DOES_NOT_FIT,
+        device_bytes=31 * GIB, changes=(change,), closest=None, time_basis="an estimate",
+    )  # fmt: skip
+    closest = plan(samples["does_not_fit"], batch=1, grad_accum=32)
+    return advice(closest=closest, otherwise=otherwise)
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
@@ -88,6 +103,7 @@ def test_sentences(several, none, samples):
     assert none.verdict is Verdict.DOES_NOT_FIT
     assert none.miss_bytes > 0
     assert "misses by" in advice_sentence(none)
+    assert advice_sentence(none).endswith("checkpointing (trains adapters only): fits.")
     tight = advice([plan(samples["tight"], batch=32)])
     assert advice_sentence(tight).startswith("Tight: ")
     assert "may take up to" in advice_sentence(tight)

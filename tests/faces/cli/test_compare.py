@@ -84,6 +84,14 @@ def test_no_line_is_wider_than_the_terminal(comparison, width):
     assert all(line == line.rstrip() for line in text.splitlines())
 
 
+def test_verdicts_that_differ_are_said_in_a_sentence(samples):
+    fits, not_fit, tight = (samples[name] for name in ("fits", "does_not_fit", "tight"))
+    base = scenario("base", fits)
+    assert "does not fit, where the base fits" in change_sentence(scenario("x", not_fit), base)
+    other = scenario("gpt2", tight)
+    assert "fits, where gpt2 is tight" in change_sentence(scenario("x", fits), other)
+
+
 def test_every_difference_is_shown(comparison):
     text = render(comparison, width=104)
     for one in comparison.scenarios[1:]:

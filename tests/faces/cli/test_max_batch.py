@@ -17,6 +17,7 @@ from memest.report.max_batch_result import (
 )
 from memest.report.max_batch_table import limit_sentence
 from memest.report.result import Verdict
+from memest.report.suggestions import Suggestion, Suggestions
 from memest.report.terminal import render
 from memest.report.words import batch_sentence
 from memest.units import GIB, MIB
@@ -74,6 +75,22 @@ def test_golden(golden, name, width):
     text = render({"one": ONE, "several": SEVERAL}[name], width=width)
     assert max(map(len, text.splitlines())) <= width
     golden(f"max_batch_{name}_{width}.txt", text)
+
+
+def test_what_would_make_the_smallest_fit_is_told():
+    """Between the answer and memory over sizes, and looked for when the first is out."""
+    change = Suggestion(
+        words="QLoRA", options=(("qlora", True),), arguments="--qlora", verdict=Verdict.FITS,
+        device_bytes=GIB, gain_bytes=GIB, relative_time=None,
+        changes_training="trains adapters only",
+    )  # fmt: skip
+    found = Suggestions(
+        model="m", gpu="T4", usable_bytes=GIB, verdict=Verdict.DOES_NOT_FIT, device_bytes=2 * GIB,
+        changes=(change,), closest=None, time_basis="an estimate",
+    )  # fmt: skip
+    text = render(result(largest()), width=80, tips=lambda: found)
+    assert "What makes it fit on T4" in text
+    assert text.index("QLoRA (trains adapters only)") < text.index("allocated")
 
 
 def test_golden_ascii(golden):
@@ -166,8 +183,12 @@ def test_lengths(cli):
 
 
 def test_not_even_one(cli):
-    done = cli("max-batch", TINY, "--gpu", "t4", "--gpu-memory", "180MiB", "--seq-len", "32", "-q")
+    line = ("max-batch", TINY, "--gpu", "t4", "--gpu-memory", "180MiB", "--seq-len", "32")
+    done = cli(*line, "-q")
     assert (done.returncode, done.stdout, done.stderr) == (4, "0\n", "")
+    told = "(trains adapters only)"
+    assert told in cli(*line).stdout
+    assert told not in cli(*line, "--no-tips").stdout
 
 
 @pytest.mark.parametrize(

@@ -159,10 +159,12 @@ def test_every_alias_leads_to_a_name():
 def test_names_of_the_trainer_are_known_here():
     """What ``--optim`` of the Trainer takes is priced, or refused with a reason."""
     names = pytest.importorskip("transformers.training_args").OptimizerNames
-    from memest.config.optimizers import REFUSALS
+    from memest.config.optimizers import REFUSALS, TRAINER_NAMES
 
     known = set(OPTIMIZER_FACTS) | set(ALIASES) | set(REFUSALS)
-    assert {member.value for member in names} <= known
+    of_trainer = {member.value for member in names}
+    assert of_trainer <= known
+    assert of_trainer & set(OPTIMIZER_FACTS) == TRAINER_NAMES
 
 
 @pytest.mark.slow

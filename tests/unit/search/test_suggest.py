@@ -97,6 +97,24 @@ def test_what_needs_a_trace_is_looked_at_where_nothing_else_makes_it_fit() -> No
     assert changes[0].verdict is Verdict.FITS
 
 
+@pytest.mark.slow
+def test_adapters_are_looked_at_where_what_is_known_takes_more_gpus(tmp_path: Any) -> None:
+    """Shards follow from what is traced, adapters need a trace: one is worth it."""
+    wide = {"vocab_size": 32_000, "hidden_size": 1024, "intermediate_size": 4096}
+    config = {**LLAMA, **wide, "num_hidden_layers": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    run: dict[str, Any] = {
+        "batch": 1, "seq_len": 32, "dtype": "float32", "bf16": True, "checkpointing": "full",
+        "optim": "adafactor", "gpu": "a100-80gb", "device_context": "100MiB",
+    }  # fmt: skip
+    whole = memest.estimate(str(tmp_path), max_batch=False, **run)
+    memory = whole.interval.low_bytes - (16 << 20)
+    alone, shards = memest.suggest(str(tmp_path), quick=True, gpu_memory=memory, **run).changes
+    assert alone.changes_training == "trains adapters only"
+    assert "num_gpus" in dict(shards.options)
+    assert {alone.verdict, shards.verdict} == {Verdict.FITS}
+
+
 def test_a_run_with_room_is_told_its_largest_batch() -> None:
     options = {**BERT, "batch": 4}
     (change,) = memest.suggest("bert-large-uncased", **options).changes

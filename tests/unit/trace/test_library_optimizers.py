@@ -181,7 +181,7 @@ def test_a_library_that_is_missing_is_named_with_what_to_install():
         ({"optim": "adamw_torch", "optim_args": "rank=8"}, "It takes none"),
         ({"optim": "sgd", "optim_args": "momentun=0.9"}, "It takes momentum, dampening"),
         ({"optim": "sgd", "optim_args": "momentum"}, "not of the form name=value"),
-        ({"optim": "lomoo"}, "Legal: adamw_torch_fused"),
+        ({"optim": "lomoo"}, "Did you mean 'lomo'"),
         ({"optim": "adamw_apex_fused"}, "not modelled yet"),
         ({"optim": "adamw_torch_xla"}, "for TPUs"),
         ({"optim": "adam_mini"}, "modelled no more"),
