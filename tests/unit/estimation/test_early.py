@@ -9,6 +9,7 @@ from functools import cache
 
 import pytest
 
+import memest
 from memest.catalog.libraries import library_need
 from memest.catalog.models import catalogue
 from memest.config.kinds import Task
@@ -57,6 +58,18 @@ REFUSED = {
     "gradients that are not scaled": (
         ["Qwen/Qwen2.5-0.5B", "--fp16"], 2,
         "--fp16 with bfloat16 weights that train stops at the first update",
+    ),
+    "a checkpoint in half precision": (
+        ["openai/whisper-large-v3", "--fp16"], 2,
+        ("--fp16 with float16 weights cannot train: openai/whisper-large-v3 is stored in float16, "
+        "from_pretrained of transformers 5 loads weights in the dtype of the checkpoint where none "
+        "is named, and the gradient scaler refuses fp16 gradients. Use --dtype float32 (in a "
+        "script dtype=torch.float32"),
+    ),
+    "a kernel that a card has not": (
+        ["gpt2", "--fp16", "--attn-implementation", "flash_attention_2", "--gpu", "v100"], 2,
+        ("Tesla V100-SXM2-16GB: --attn-implementation flash_attention_2 needs a GPU of compute "
+        "capability 8.0 or newer, and this one has 7.0"),
     ),
     "heads": (
         ["meta-llama/Llama-3.1-8B", "--tp", "3", "--num-gpus", "3"], 2,
@@ -234,6 +247,21 @@ def test_what_is_typed_to_install_keeps_the_torch_that_is_there(
         library_need("torchvision").check()
     assert str(caught.value).endswith(f"pip install 'memest-gpu[vision]'{index}{kept}.")
     assert pinned("pip install --no-deps liger-kernel") == "pip install --no-deps liger-kernel"
+
+
+def test_a_refusal_names_the_line_that_loads_the_model(tmp_path):
+    """What is known of the model alone is refused with the places of the file that it is of."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+        "model = AutoModelForCausalLM.from_pretrained('facebook/opt-125m')\n"
+        "args = TrainingArguments('out', fp16=True)\n"
+        "Trainer(model, args, train_dataset=data).train()\n"
+    )
+    with pytest.raises(ConfigError, match="opt-125m is stored in float16") as caught:
+        memest.estimate(memest.read_config(script))
+    assert "(facebook/opt-125m is loaded by train.py:2 " in str(caught.value)
+    assert "--fp16 is train.py:3 fp16.)" in str(caught.value)
 
 
 def test_a_package_that_is_too_old(monkeypatch):
