@@ -10,7 +10,7 @@ from memest.app.theme import VERDICT_INKS
 from memest.catalog.spec import list_gpus
 from memest.report.memory_bar import VERDICT_WORDS, BarSegment, MemoryBar, memory_bar
 from memest.report.result import Estimate, Verdict
-from memest.report.words import why_sentence
+from memest.report.words import each_gpu, why_sentence
 from memest.units import format_delta, format_size
 
 __all__ = ["STYLE", "hero", "short_gpu", "small_bar", "verdict_line", "verdict_words"]
@@ -136,11 +136,11 @@ def verdict_line(verdict: Verdict, words: str) -> str:
 
 
 def _verdict(answer: Estimate) -> str:
-    gpu = answer.gpu
+    gpu, each = answer.gpu, each_gpu(answer.setup)
     if gpu is None:
-        place = "this is what it needs"
+        place = f"this is what it needs{each}"
     else:
-        place = f"on {short_gpu(gpu.name)}"
+        place = f"on {short_gpu(gpu.name)}{each.replace(' on', ',', 1)}"
         if gpu.reason:
             place += f": {gpu.reason}"
     return (
