@@ -280,8 +280,8 @@ def test_what_would_be_answered_is_so_on_the_card_that_was_named():
         "from 1 to 509, lengths from 31 to 4,095" in longer["said"]
     )
     assert (
-        "at other sizes: --seq-len 333 is between 256 and 384; answered are batches from 1 to 251, "
-        "lengths from 128 to 1,024 in steps of 128" in between["said"]
+        "at other sizes: --seq-len 333 is between 256 and 384; answered are among others batches "
+        "from 1 to 251, lengths from 128 to 1,024 in steps of 128" in between["said"]
     )
     assert "on other cards alone: no run of it that comes with memest has" in none["said"]
 
