@@ -200,6 +200,18 @@ def test_what_is_no_launch_command_is_left_alone(words):
     refuse_launch(words.split())
 
 
+def test_a_file_is_told_as_what_it_is(tmp_path, monkeypatch, capsys):
+    """One that is not there by the name that is near, a log by the command for it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "oom.txt").write_text("CUDA out of memory. Tried to allocate 20.00 MiB.")
+    assert run(["fits", "./trian.py"]) == 2
+    assert "there is no such script. Did you mean 'train.py'?" in capsys.readouterr().err
+    assert run(["fits", "oom.txt"]) == 1  # whatever else the question lacks
+    assert "is a log with" in (said := capsys.readouterr().err)
+    assert "memest explain-oom oom.txt" in said
+
+
 def test_reading_is_light(cli, place):
     """A configuration is read without torch; nothing of YAML is loaded for a plain question."""
     code = (

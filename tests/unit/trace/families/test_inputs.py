@@ -425,7 +425,7 @@ def test_code_that_fails_on_made_inputs_says_what_they_were(build):
 
     with (
         pytest.raises(TraceError, match=r"It broke\. The inputs.*input_ids:int64\[2,8\].*--input"),
-        blaming_inputs(batch.plan, batch.plan(setup)),
+        blaming_inputs(batch.plan, batch.plan(setup), built.model),
     ):
         raise TraceError("It broke. Try something.", "It broke.")
 
