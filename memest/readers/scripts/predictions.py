@@ -76,11 +76,11 @@ def _rows(dataset: Value | None) -> int | None:
             cut = _SLICE.fullmatch(str(split.data)) if split is not None else None
             return int(cut[1]) if cut else None
         if call.name == "select":
-            rows = call.argument(0, "indices")
-            if rows is not None and isinstance(rows.data, list):
-                return len(rows.data)
-            told = rows is not None and isinstance(rows.data, Unknown)
-            cut = _RANGE.fullmatch(rows.data.why) if told else None
+            chosen = call.argument(0, "indices")
+            rows = None if chosen is None else chosen.data
+            if isinstance(rows, list):
+                return len(rows)
+            cut = _RANGE.fullmatch(rows.why) if isinstance(rows, Unknown) else None
             return int(cut[1]) if cut else None
         batched = call.keywords.get("batched")
         by_row = call.name == "map" and (batched is None or batched.data is False)
