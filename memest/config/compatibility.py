@@ -335,7 +335,15 @@ def check_stored(setup: TrainingRun, dtype: str, model: str) -> None:
     Raises:
         ConfigError: the gradient scaler would refuse their gradients.
     """
-    if setup.loaded_dtype is Dtype.AUTO and dtype == Dtype.FLOAT16 and _is_scaled_in_half(setup):
+    # FSDP and DeepSpeed make weights of their own, in float32 or with a scaler of their own
+    whole = setup.distributed.strategy in (Strategy.NONE, Strategy.DDP)
+    if (
+        setup.loaded_dtype is Dtype.AUTO
+        and dtype == Dtype.FLOAT16
+        and whole
+        and setup.optimizer != "none"
+        and _is_scaled_in_half(setup)
+    ):
         raise ConfigError(_STORED_REFUSAL.format(model))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from functools import cache
 
 import pytest
@@ -12,7 +13,9 @@ import pytest
 import memest
 from memest.catalog.libraries import library_need
 from memest.catalog.models import catalogue
+from memest.config.compatibility import check_stored
 from memest.config.kinds import Task
+from memest.config.options import setup_from_options
 from memest.config.packages import Need, pinned
 from memest.config.positions import RawConfig, check_lengths, max_positions, max_targets
 from memest.config.setup import Setup
@@ -247,6 +250,30 @@ def test_what_is_typed_to_install_keeps_the_torch_that_is_there(
         library_need("torchvision").check()
     assert str(caught.value).endswith(f"pip install 'memest-gpu[vision]'{index}{kept}.")
     assert pinned("pip install --no-deps liger-kernel") == "pip install --no-deps liger-kernel"
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ({}, True),
+        ({"num_gpus": 2}, True),
+        ({"loop": "accelerate"}, True),
+        ({"loop": "plain"}, False),  # scales nothing
+        ({"optim": "none"}, False),
+        ({"num_gpus": 2, "fsdp": "full_shard"}, False),  # shards are float32
+        ({"num_gpus": 2, "zero": 2}, False),
+        ({"dtype": "float32"}, False),
+        ({"software": "transformers=4.50"}, False),  # loads float32
+    ],
+    ids=str,
+)
+def test_who_meets_gradients_of_a_half_checkpoint(options, refused):
+    """The scaler of whole models alone, where no dtype is named."""
+    setup = setup_from_options(precision="fp16", **options)
+    said = pytest.raises(ConfigError, match="is stored in float16")
+    with said if refused else nullcontext():
+        check_stored(setup, "float16", "a/model")
+    check_stored(setup, "float32", "a/model")
 
 
 def test_a_refusal_names_the_line_that_loads_the_model(tmp_path):
