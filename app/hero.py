@@ -137,12 +137,10 @@ def verdict_line(verdict: Verdict, words: str) -> str:
 
 def _verdict(answer: Estimate) -> str:
     gpu, each = answer.gpu, each_gpu(answer.setup)
-    if answer.ranks:
-        each = f" on the fullest of {answer.setup.distributed.num_gpus} GPUs"
     if gpu is None:
         place = f"this is what it needs{each}"
     else:
-        place = f"on {short_gpu(gpu.name)}{',' if each else ''}{each}"
+        place = f"on {short_gpu(gpu.name)}{each.replace(' on', ',', 1)}"
         if gpu.reason:
             place += f": {gpu.reason}"
     return (

@@ -293,6 +293,10 @@ def run_fits(
     budget = None if fail_over is None else _budget(fail_over)
     places = ("gpu", "gpu_memory", "host_memory")
     if budget is None and not any(options.get(name) for name in places):
+        if Path(model).is_file():
+            from memest.catalog.resolve import resolve_model
+
+            resolve_model(model)  # a log, or another file that is no model, is told as what it is
         raise no_gpu("fits")
     from memest.config.idle_options import IdleNote
     from memest.estimation.kernel_notes import Emulated

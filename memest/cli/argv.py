@@ -28,7 +28,7 @@ from memest.cli.console import Output
 from memest.config.life import GPUS_ALONE
 from memest.config.option import Kind, Option
 from memest.config.option_table import OPTIONS
-from memest.errors import closest
+from memest.errors import ConfigError, closest
 
 __all__ = [
     "ALL",
@@ -42,6 +42,7 @@ __all__ = [
     "normalise",
     "options_by_flag",
     "plain_question",
+    "refuse_launch",
     "with_launch",
 ]
 
@@ -238,6 +239,34 @@ def with_launch(words: Sequence[str]) -> list[str]:
     if len(words) - at <= 2:
         return words
     return [*words[:at], f"--launch={shlex.join(words[at + 1 :])}"]
+
+
+def refuse_launch(words: Sequence[str]) -> None:
+    """Refuse a launch command that stands in the place of a model.
+
+    Its options would be taken for memest's own, so nobody guesses where it begins.
+
+    Args:
+        words: as they were typed.
+
+    Raises:
+        ConfigError: with the very command to type.
+    """
+    if not words or words[0] not in ESTIMATING or "--" in words:
+        return
+    from memest.readers.command_words import begins_launch
+
+    for at in range(1, len(words)):
+        flag = words[at - 1].replace("_", "-")
+        option = options_by_flag().get(flag)
+        is_switch = flag in _OUTPUT or (option is not None and option.kind is Kind.SWITCH)
+        is_value = flag.startswith("-") and "=" not in flag and not is_switch
+        if not is_value and not words[at].startswith("-") and begins_launch(words[at:]):
+            command = f"memest {shlex.join([*words[:at], '--', *words[at:]])}"
+            raise ConfigError(
+                f"{words[at]} begins a launch command, which stands behind --: {command} (memest's "
+                "own options, such as --gpu, in front of --; nothing is run)."
+            )
 
 
 def _may_be_file(model: str) -> bool:

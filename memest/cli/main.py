@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from memest.cli.argv import as_typed, normalise, plain_question, with_launch
+from memest.cli.argv import as_typed, normalise, plain_question, refuse_launch, with_launch
 from memest.cli.console import PipeClosedError, begin, emit, has_written, write_document
 from memest.cli.dialogue import ask_question, on_terminal
 from memest.cli.exit_codes import ExitCode
@@ -134,6 +134,7 @@ def _run(arguments: Sequence[str]) -> Any:
     command = plain_question(words)
     if command is not None:
         return command()
+    refuse_launch(arguments)
     from memest.cli.commands import build
 
     if words in ([], ["calibrate"]):

@@ -297,7 +297,8 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
                     (output or Output()).note(note)
         if output is not None:
             values["output"] = output
-        return function(options=question.options, **values)
+        with question.run.telling_origins():
+            return function(options=question.options, **values)
 
     own_parameters = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)

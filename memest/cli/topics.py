@@ -445,7 +445,8 @@ package.module:factory | anything that returns a torch.nn.Module, of diffusers, 
 'gpt2?n_layer=4&n_embd=256' | any of them with values of its configuration changed
 
 A configuration of a run that names its model may stand in its place: memest estimate run.yaml,
-memest estimate train.py, or a launch command after --.
+memest estimate train.py, or behind -- a launch command: memest fits --gpu t4 -- torchrun
+--nproc-per-node 2 train.py.
 """,
     ),
     "naming-gpus": Topic(

@@ -9,7 +9,7 @@ from memest.config.kinds import Attention, Dtype, Precision
 from memest.config.training_run import TrainingRun
 from memest.errors import ConfigError
 
-__all__ = ["check_flash_dtype", "check_flash_precision", "text_dtype"]
+__all__ = ["check_flash_dtype", "check_flash_precision", "stored_dtype", "text_dtype"]
 
 _HALF = ("float16", "bfloat16")
 
@@ -55,5 +55,10 @@ def text_dtype(values: Mapping[str, Any], setup: TrainingRun) -> str:
     """
     if setup.loaded_dtype is not Dtype.AUTO:
         return setup.loaded_dtype.value
-    written = values.get("dtype") or values.get("torch_dtype") or Dtype.FLOAT32.value
+    return stored_dtype(values) or Dtype.FLOAT32.value
+
+
+def stored_dtype(values: Mapping[str, Any]) -> str:
+    """The dtype that a ``config.json`` names at its top; empty where it names none there."""
+    written = values.get("dtype") or values.get("torch_dtype") or ""
     return str(written).removeprefix("torch.")

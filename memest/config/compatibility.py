@@ -27,12 +27,26 @@ from memest.config.quantization import Format
 from memest.config.training_run import TrainingRun
 from memest.errors import ConfigError
 
-__all__ = ["FP16_REFUSAL", "check", "check_built_dtype", "check_scaled", "reader_of_head"]
+__all__ = [
+    "FP16_REFUSAL",
+    "check",
+    "check_built_dtype",
+    "check_scaled",
+    "check_stored",
+    "reader_of_head",
+]
 
 FP16_REFUSAL = (
     "--fp16 with float16 weights cannot train: the gradient scaler refuses fp16 gradients. Use "
     "--dtype float32 (autocast), or --master-weights without --fp16 for half weights with fp32 "
     "copies."
+)
+_STORED_REFUSAL = (
+    "--fp16 with float16 weights cannot train: {} is stored in float16, from_pretrained of "
+    "transformers 5 loads weights in the dtype of the checkpoint where none is named, and the "
+    "gradient scaler refuses fp16 gradients. Use --dtype float32 (in a script dtype=torch.float32 "
+    "in the call of from_pretrained, in a configuration dtype: float32): autocast computes in fp16 "
+    "all the same."
 )
 
 
@@ -307,6 +321,32 @@ def check_built_dtype(setup: TrainingRun) -> None:
     )
 
 
+def check_stored(setup: TrainingRun, dtype: str, model: str) -> None:
+    """:func:`check` for the dtype that the checkpoint has, which is loaded where none is named.
+
+    Source: ``_get_dtype`` of transformers 5.23 (``modeling_utils.py``), where ``"auto"`` is the
+    default: the ``dtype`` of the configuration.
+
+    Args:
+        setup: of the run.
+        dtype: of all weights, as torch spells it.
+        model: its name.
+
+    Raises:
+        ConfigError: the gradient scaler would refuse their gradients.
+    """
+    # FSDP and DeepSpeed make weights of their own, in float32 or with a scaler of their own
+    whole = setup.distributed.strategy in (Strategy.NONE, Strategy.DDP)
+    if (
+        setup.loaded_dtype is Dtype.AUTO
+        and dtype == Dtype.FLOAT16
+        and whole
+        and setup.optimizer != "none"
+        and _is_scaled_in_half(setup)
+    ):
+        raise ConfigError(_STORED_REFUSAL.format(model))
+
+
 def check_scaled(setup: TrainingRun, dtypes: Iterable[str]) -> None:
     """Gradients that the gradient scaler of ``--fp16`` has no kernel for.
 
@@ -408,6 +448,17 @@ def _check_method(setup: TrainingRun) -> None:
     refuse_pairs(setup, f"--method {setup.method}", group)
 
 
+def _is_scaled_in_half(setup: TrainingRun) -> bool:
+    """Whether the gradient scaler meets gradients of half weights as they are loaded."""
+    return (
+        setup.precision is Precision.FP16
+        and (setup.adapter is None or not setup.adapter.autocast_adapter_dtype)
+        and (not setup.master_weights and setup.loop is not Loop.PLAIN)
+        and "trainable=float32" not in setup.cast_weights
+        and not setup.distributed.in_half
+    )
+
+
 def _check_precision(setup: TrainingRun) -> None:
     """Dtypes, and kernels that are asked for by name."""
     if setup.max_grad_norm is not None and not 0 <= setup.max_grad_norm < math.inf:
@@ -415,14 +466,7 @@ def _check_precision(setup: TrainingRun) -> None:
             f"--max-grad-norm {setup.max_grad_norm} is out of range: it must be a finite "
             "number, 0 or more."
         )
-    if (
-        setup.precision is Precision.FP16
-        and setup.dtype is Dtype.FLOAT16
-        and (setup.adapter is None or not setup.adapter.autocast_adapter_dtype)
-        and (not setup.master_weights and setup.loop is not Loop.PLAIN)
-        and "trainable=float32" not in setup.cast_weights
-        and not setup.distributed.in_half
-    ):
+    if setup.dtype is Dtype.FLOAT16 and _is_scaled_in_half(setup):
         raise ConfigError(FP16_REFUSAL)
     shares_weights = setup.distributed.shares_model or setup.distributed.pp > 1
     if setup.cast_weights and (

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memest.catalog.libraries import library_need
-from memest.config.attention import check_flash_precision, text_dtype
-from memest.config.compatibility import check_scaled
+from memest.config.attention import check_flash_precision, stored_dtype, text_dtype
+from memest.config.compatibility import check_scaled, check_stored
 from memest.config.compilation import check_release
 from memest.config.inputs import ModuleInputs
 from memest.config.packages import TORCH, TRANSFORMERS, needs_of
@@ -69,7 +69,10 @@ def refuse_early(
                 check_lengths(source.config, source.auto_class, setup)
             if RawConfig(source.config).reads_text(source.auto_class):
                 check_flash_precision(source.config, setup)
-                _check_gradients(source.config, setup)
+                if _trains_as_loaded(setup):
+                    check_scaled(setup, (text_dtype(source.config, setup),))
+            if _trains_as_loaded(setup):
+                check_stored(setup, stored_dtype(source.config), source.id)
             _check_shares(source.config, source.auto_class, setup)
     if source is not None and source.library is not None:
         library_need(source.library[0]).check()
@@ -84,11 +87,10 @@ def refuse_early(
         need.check()
 
 
-def _check_gradients(config: dict[str, Any], setup: Setup) -> None:
-    """Whether the gradient scaler has kernels for gradients of what all weights are loaded in."""
+def _trains_as_loaded(setup: Setup) -> bool:
+    """Whether all weights train, in the dtype that they are loaded in."""
     part = setup.freeze or setup.frozen_parts or setup.casts
-    if setup.adapter is None and setup.quantization is None and not part:
-        check_scaled(setup, (text_dtype(config, setup),))
+    return setup.adapter is None and setup.quantization is None and not part
 
 
 def with_own_base(request: Setup, config: Mapping[str, Any], name: str, *, settled: bool) -> Setup:

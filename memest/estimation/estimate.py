@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -131,17 +132,18 @@ def estimate(
         progress=progress,
     )
     setup = profiler.with_own_parts(setup, options)
-    result = answer(
-        profiler,
-        setup,
-        gpu=gpu,
-        gpu_memory=gpu_memory,
-        device_context=device_context,
-        calibration=calibration,
-        max_batch=max_batch,
-        snapshot=target,
-        alternatives=alternatives,
-    )
+    with nullcontext() if run_config is None else run_config.telling_origins():
+        result = answer(
+            profiler,
+            setup,
+            gpu=gpu,
+            gpu_memory=gpu_memory,
+            device_context=device_context,
+            calibration=calibration,
+            max_batch=max_batch,
+            snapshot=target,
+            alternatives=alternatives,
+        )
     if run_config is None:
         return result
     from memest.readers.origins import origins_of
@@ -190,7 +192,9 @@ def answer(
     main, named_gpus = targets.main, targets.named_gpus
     wants_batch = bool(named_gpus) and max_batch
     looks_for_batch = wants_batch and not request.torch_compile  # each would be compiled for
-    run = resolve_run(profiler, request, main.traits, ("batch", *vary) if looks_for_batch else vary)
+    with main.naming_itself():
+        further = ("batch", *vary) if looks_for_batch else vary
+        run = resolve_run(profiler, request, main.traits, further)
     say = profiler.progress or (lambda _: None)
     say("replaying the allocator")
     setup, stream = run.setup, run.stream
@@ -315,7 +319,8 @@ def _fits_others(
     for target in targets:
         try:
             if target.traits not in known_runs:
-                run = resolve_run(profiler, request, target.traits)
+                with target.naming_itself():
+                    run = resolve_run(profiler, request, target.traits)
                 known_runs[target.traits] = run, run.stream
             run, stream = known_runs[target.traits]
             result = replays.of(stream)
@@ -384,7 +389,8 @@ def spot(
     """
     targets = target_gpus(request, **place)
     main = targets.main
-    run = resolve_run(profiler, request, main.traits, vary)
+    with main.naming_itself():
+        run = resolve_run(profiler, request, main.traits, vary)
     stream = run.short_stream
     result, peaks = _peaks_alone(profiler, run, stream, main)
     return Spot(

@@ -8,7 +8,7 @@ package; a file can be named too.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -30,7 +30,7 @@ from memest.config.installed import installed_version
 from memest.config.option_table import PLACE
 from memest.config.options import argument, find_option, read_size
 from memest.config.setup import Setup
-from memest.errors import ConfigError, UnknownGpuError
+from memest.errors import ConfigError, UnfitGpuError, UnknownGpuError
 from memest.files.folders import data_folder, user_folder
 from memest.units import format_size
 from memest.workspaces.operator_call import GpuTraits
@@ -98,6 +98,20 @@ class TargetGpu:
     usable_bytes: int
     basis: str
     calibration: ChosenCalibration | None = None
+
+    @contextlib.contextmanager
+    def naming_itself(self) -> Iterator[None]:
+        """Within it, what this GPU cannot run is refused under its name.
+
+        Raises:
+            UnfitGpuError: as it was raised, the name in front.
+        """
+        try:
+            yield
+        except UnfitGpuError as error:
+            if self.name in str(error):
+                raise
+            raise UnfitGpuError(f"{self.name}: {error}", error.why) from error
 
 
 def calibration_folders() -> tuple[Path, ...]:

@@ -94,8 +94,8 @@ def _evaluation(setup: Setup, peaks: Peaks) -> Iterator[str]:
         )
     if setup.eval_samples is None:
         yield (
-            "evaluation: the loss alone is kept. Where compute_metrics is given, the Trainer keeps "
-            "predictions on the GPU: --eval-samples says of how many samples."
+            "evaluation: priced is one that keeps the loss alone. Where compute_metrics is given, "
+            "the Trainer keeps predictions on the GPU: --eval-samples says of how many samples."
         )
     elif setup.eval_accumulation_steps is None and peaks.reserved_bytes > 2 * peaks.allocated_bytes:
         yield (

@@ -6,6 +6,7 @@ Without torch these alone are answered: whoever asks another is told what to cha
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -15,6 +16,7 @@ from memest.catalog.mirrors import original_of_copy
 from memest.catalog.models import lookup
 from memest.catalog.resolve import ModelSource, resolve_model
 from memest.config.option_table import OPTIONS
+from memest.config.options import find_option
 from memest.config.quantization import own_quantization
 from memest.config.setup import Precision, Setup, Task
 from memest.errors import MemestError
@@ -100,12 +102,19 @@ class _Run:
                 kept.append(document)
         return replace(self, families=tuple(kept))
 
-    @property
-    def sizes(self) -> Mapping[str, tuple[int, int, int]]:
-        """Lowest and highest of what varies, and the steps in which it does."""
+    def nearest_sizes(self, request: Setup) -> tuple[str, str]:
+        """What of the sizes that were asked for is answered nowhere near, and what is.
+
+        Both are empty where there are no sizes.
+        """
         domains = [domain_from_json(document.about) for document in self.families]
-        names = dict.fromkeys(name for domain in domains for name in sorted(domain.names))
-        return {name: _bounds(domains, name) for name in names}
+        boxes = [_Box.of(domain, domains) for domain in domains]
+        asked = sizes_of(request)
+        if not boxes:
+            return "", ""
+        box = min(boxes, key=lambda box: (len(list(box.outside(asked))), -box.volume))
+        alone = all(box.holds(other) for other in boxes)
+        return " and ".join(box.outside(asked)), f"{box}" if alone else f"among others {box}"
 
     def covers(self, request: Setup) -> bool:
         """Whether the sizes that were asked for are among them, as far as all are named."""
@@ -116,19 +125,95 @@ class _Run:
         )
 
 
-def _bounds(domains: Iterable[FamilyDomain], name: str) -> tuple[int, int, int]:
-    """The lowest and the highest of a size, and its steps: of the class that has most of them."""
-    classes: dict[tuple[int, int], list[int]] = {}
-    for domain in domains:
-        if name in domain.names:
-            sizes = [domain.sizes_at(point)[name] for point in domain.points]
-            step = dict(zip(domain.axes, domain.moduli, strict=True)).get(name, 0)
-            classes.setdefault((step, sizes[0] % (step or 1)), []).extend(sizes)
-    single_sizes = classes.pop((0, 0), [])
-    if not classes or (1, 0) in classes:
-        classes.setdefault((1, 0), []).extend(single_sizes)
-    spans = {each: (min(sizes), max(sizes), each[0]) for each, sizes in classes.items()}
-    return max(spans.values(), key=lambda span: (span[1] - span[0]) / span[2])
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """Sizes that are answered together, each whatever the others are.
+
+    Attributes:
+        spans: lowest, highest and step of each size.
+        tied: the target is as long as the source.
+    """
+
+    spans: Mapping[str, tuple[int, int, int]]
+    tied: bool = False
+
+    @classmethod
+    def of(cls, domain: FamilyDomain, others: Iterable[FamilyDomain] = ()) -> _Box:
+        """That of a family, with the size below it that another family has alone.
+
+        A batch of 1 is mostly a family by itself.
+        """
+        spans = {name: (size, size, 0) for name, size in domain.fixed_sizes.items()}
+        for axis, name in enumerate(domain.axes):
+            sizes = [point[axis] for point in domain.points]
+            spans[name] = min(sizes), max(sizes), domain.moduli[axis]
+        box = cls(spans, domain.tied)
+        for other in map(cls.of, others):
+            for name, (low, high, step) in spans.items():
+                rest = {each: span for each, span in spans.items() if each != name}
+                below = other.spans.get(name) == (low - 1, low - 1, 0) and step == 1
+                if below and rest == {n: x for n, x in other.spans.items() if n != name}:
+                    box = cls({**box.spans, name: (low - 1, high, step)}, domain.tied)
+        return box
+
+    @property
+    def volume(self) -> int:
+        """How many sizes there are."""
+        return math.prod((high - low) // (step or 1) + 1 for low, high, step in self.spans.values())
+
+    def holds(self, other: _Box) -> bool:
+        """Whether all of another's sizes are among these."""
+        return self.tied == other.tied and all(
+            name in self.spans
+            and self.spans[name][0] <= low
+            and high <= self.spans[name][1]
+            and not any(
+                (size - self.spans[name][0]) % (self.spans[name][2] or 1)
+                for size in (low, low + step)
+            )
+            for name, (low, high, step) in other.spans.items()
+        )
+
+    def outside(self, asked: Mapping[str, int]) -> Iterator[str]:
+        """Which of the sizes that were asked for are none of these, and why, as it is typed."""
+        for name, size in asked.items():
+            if name not in self.spans:
+                continue
+            low, high, step = self.spans[name]
+            is_sound = name == "audio_ms"
+            flag = "--audio-seconds" if is_sound else find_option(name).flags[0]
+            unit = 1000 if is_sound else 1
+            words = f"{flag} {size / unit:g}"
+            if low == high != size:
+                yield f"{words} is not {low / unit:g}"
+            elif size < low:
+                yield f"{words} is below {low / unit:g}"
+            elif size > high:
+                yield f"{words} is above {high / unit:g}"
+            elif step > 1 and (size - low) % step:
+                before = size - (size - low) % step
+                yield f"{words} is between {before:g} and {before + step:g}"
+        target = asked.get("target_len") if self.tied else None
+        if target not in (None, asked.get("seq_len")):
+            yield f"--target-len {target} is not the length of the source"
+
+    def __str__(self) -> str:
+        names = {
+            "batch": "batches",
+            "seq_len": "lengths",
+            "target_len": "targets",
+            "image_size": "images",
+            "lora_r": "ranks",
+        }
+        said = [
+            f"{word} of {low:,}"
+            if low == high
+            else f"{word} from {low:,} to {high:,}" + (f" in steps of {step}" if step > 1 else "")
+            for name, word in names.items()
+            if name in self.spans
+            for low, high, step in [self.spans[name]]
+        ]
+        return ", ".join([*said, *(["targets as long"] if self.tied else ())])
 
 
 def _runs_of(model: str) -> Iterator[_Run]:
@@ -188,9 +273,12 @@ def nearest_run(source: ModelSource | None, request: Setup, gpu: GpuTraits | Non
         changes = [_QLORA, *(each for each in changes if each != _QLORA)]
     if not all(changes) or len(changes) > _MOST_CHANGES:
         return f"{subject} in other ways: `memest models {name}` lists them{why}."
-    sizes = f": {_sizes(run.sizes)}" if not changes or not run.covers(request) else ""
+    sizes, outside = "", ""
+    if not changes or not run.covers(request):
+        outside, answered = run.nearest_sizes(request)
+        sizes = f": {outside}; answered are {answered}" if outside else f": {answered}"
     if not changes:
-        elsewhere = ", or on another card" if gpu is None else ""
+        elsewhere = ", or on another card" if gpu is None and not outside else ""
         return f"{subject} like this at other sizes{elsewhere}{sizes}."
     return f"{subject} {_words(changes)}{sizes}{why}."
 
@@ -295,16 +383,3 @@ def _flag(field: str, key: str) -> str:
         if option.field == field and option.key == key and option.flags:
             return option.flags[0]
     return ""
-
-
-def _sizes(sizes: Mapping[str, tuple[int, int, int]]) -> str:
-    names = {"batch": "batches", "seq_len": "lengths", "lora_r": "ranks"}
-    said = [
-        f"{word} of {low:,}"
-        if low == high
-        else f"{word} from {low:,} to {high:,}" + (f" in steps of {step}" if step > 1 else "")
-        for name, word in names.items()
-        if name in sizes
-        for low, high, step in [sizes[name]]
-    ]
-    return ", ".join(said) or "other sizes"

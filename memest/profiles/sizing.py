@@ -163,7 +163,8 @@ def _rule(answers: Mapping[NamedSizes, SizeAnswer], moduli: Mapping[str, int]) -
         return None
     if any(list(a.batch_sizes) != list(first.batch_sizes) for a in answer_list):
         return None
-    basis = monomials([1] * len(names))
+    # an image takes tokens by its area
+    basis = monomials([2 if name == "image_size" else 1 for name in names])
     try:
         size_formulas = tuple(
             (name, find(_numbers_of(name, answer_list), points, basis))

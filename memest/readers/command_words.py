@@ -17,6 +17,7 @@ __all__ = [
     "SHELL_SUFFIXES",
     "Command",
     "Launcher",
+    "begins_launch",
     "read_arguments",
     "split_command",
     "starts_program",
@@ -238,6 +239,27 @@ def starts_program(words: Sequence[str]) -> bool:
     is_program = name in _LAUNCHERS or _PYTHON.fullmatch(name)
     is_script = word.endswith((".py", *SHELL_SUFFIXES)) and " " not in word
     return bool(is_program) or is_script
+
+
+def begins_launch(words: Sequence[str]) -> bool:
+    """Whether words are surely a launch command: a launcher, or a program with what it starts.
+
+    A script alone is none: it stands in the place of a model as well.
+
+    Example:
+        >>> begins_launch(["CUDA_VISIBLE_DEVICES=0", "python3", "train.py"])
+        True
+        >>> begins_launch(["train.py", "--bf16"]), begins_launch(["deepspeed"])
+        (False, False)
+    """
+    words = list(words)
+    while words and _ASSIGNMENT.match(words[0]):
+        words.pop(0)
+    if len(words) < 2:
+        return False
+    name = words[0].rpartition("/")[2]
+    is_script = words[0].endswith((".py", *SHELL_SUFFIXES))
+    return name in PROCESS_STARTERS or (starts_program(words) and not is_script)
 
 
 def _follow(words: list[str], launchers: list[Launcher]) -> tuple[str, list[str]]:

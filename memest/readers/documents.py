@@ -10,10 +10,11 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from memest.errors import ConfigError
+from memest.errors import ConfigError, hint
 from memest.files.texts import read_small
 from memest.units import MIB
 
@@ -83,6 +84,11 @@ def read_source(path: Path, label: str, *, limit: int = MAX_BYTES) -> str:
         )
     try:
         return read_small(path, limit)
+    except FileNotFoundError:
+        kind = "script" if path.suffix == ".py" else "file"
+        beside = _files_beside(path)
+        near = hint(path.name, beside)
+        raise ConfigError(f"{label} cannot be read: there is no such {kind}.{near}") from None
     except OSError as error:
         raise ConfigError(f"{label} cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError:
@@ -91,6 +97,13 @@ def read_source(path: Path, label: str, *, limit: int = MAX_BYTES) -> str:
         ) from None
     except ValueError as error:
         raise ConfigError(f"{label!r} is no path: {error}.") from None
+
+
+def _files_beside(path: Path) -> list[str]:
+    """The files of the same kind that lie where one was looked for; none where that cannot be."""
+    with suppress(OSError):
+        return sorted(each.name for each in path.parent.glob(f"*{path.suffix}"))
+    return []
 
 
 def read_document(path: Path, label: str) -> dict[str, Any]:

@@ -11,7 +11,8 @@ the framework's own rule decides, and without one it is an error:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from memest.config.option import Kind
 from memest.config.option_table import OPTIONS, OWN_MODULE_NAMES
 from memest.config.options import find_option, setup_from_options
 from memest.config.setup import Setup
-from memest.errors import ConfigError
+from memest.errors import ConfigError, UnfitGpuError
 from memest.readers.effects import OPTIONS_OF_4BIT, OPTIONS_OF_LORA, values_that_act
 from memest.readers.formats import TRAINER_FRAMEWORKS
 from memest.readers.values import (
@@ -101,6 +102,20 @@ class RunConfig:
             names = ", ".join(unknown[:_MAX_NAMES])
             notes.append(f"not known, and taken to be without effect: {names}{more}")
         return tuple(notes)
+
+    @contextmanager
+    def telling_origins(self) -> Iterator[None]:
+        """Within it, what is refused once the model is known says which line or key asked for it.
+
+        Raises:
+            ConfigError: as it was raised, with the places.
+        """
+        try:
+            yield
+        except UnfitGpuError as error:
+            raise UnfitGpuError(_with_origins(str(error), self.values), error.why) from error
+        except ConfigError as error:
+            raise ConfigError(_with_origins(str(error), self.values)) from error
 
     @property
     def model_problem(self) -> str:
@@ -521,7 +536,7 @@ def _setup(values: Mapping[str, ReadValue]) -> tuple[Setup, dict[str, str]]:
                 reason = f"not priced: {str(error).partition(', and memest does not guess')[0]}"
                 remark = Either(reason) if group in _SHARING_OPTIONS else reason
                 return setup, reasons | dict.fromkeys(names, remark)
-        raise ConfigError(_with_origins(str(error), values)) from None
+        raise ConfigError(_with_origins(str(error), values.values())) from None
 
 
 def _check_kinds(values: Mapping[str, ReadValue]) -> None:
@@ -543,14 +558,18 @@ def _check_kinds(values: Mapping[str, ReadValue]) -> None:
             names_of(value, each.origin)
 
 
-def _with_origins(message: str, values: Mapping[str, ReadValue]) -> str:
-    """A message with the places that the options it names come from."""
+def _with_origins(message: str, values: Iterable[ReadValue]) -> str:
+    """A message with the places that the options it names come from, and the model."""
     origins = []
-    for name, each in values.items():
-        if name == "model" or each.level is Level.FLAG:
+    for each in values:
+        if each.level is Level.FLAG:
             continue
-        flags = [flag for flag in find_option(name).flags if f"{flag} " in f"{message} "]
-        if name == "precision" and f"--{each.value}" in message:
+        if each.option == "model":
+            if f"{each.value} " in message:
+                origins.append(f"{each.value} is loaded by {each.origin}")
+            continue
+        flags = [flag for flag in find_option(each.option).flags if f"{flag} " in f"{message} "]
+        if each.option == "precision" and f"--{each.value}" in message:
             flags.append(f"--{each.value}")
         if flags:
             origins.append(f"{flags[0]} is {each.origin}")

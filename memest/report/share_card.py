@@ -9,7 +9,7 @@ from memest.report.html import VERDICT_COLOURS
 from memest.report.memory_bar import VERDICT_WORDS, MemoryBar, memory_bar
 from memest.report.plots import INK, new_figure, plain, png_of
 from memest.report.result import Estimate
-from memest.report.words import format_count, setup_items
+from memest.report.words import each_gpu, format_count, setup_items
 from memest.units import format_size
 
 __all__ = ["share_card"]
@@ -45,7 +45,7 @@ def share_card(estimate: Estimate) -> bytes:
     )  # fmt: skip
     _bar(figure, bar)
     span = f"needs {format_size(bar.taken_bytes)}, range {format_size(bar.low_bytes)} to "
-    span += format_size(bar.high_bytes)
+    span += format_size(bar.high_bytes) + each_gpu(estimate.setup)
     _text(figure, _LEFT, 0.31, span, size=16)
     if gpu is not None:
         has = f"{format_size(gpu.usable_bytes)} for PyTorch"

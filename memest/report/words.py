@@ -149,10 +149,10 @@ def gpu_sentence(fit: GpuFit, model: str, *, between: str = "", each: str = "") 
 
 
 def each_gpu(setup: Setup) -> str:
-    """What the figures are of, where there are several GPUs that hold alike."""
+    """What the figures are of, where there are several GPUs; empty for one."""
     distributed = setup.distributed
-    several = distributed.num_gpus > 1 and distributed.pp == 1
-    return f" on each of {distributed.num_gpus} GPUs" if several else ""
+    which = "each" if distributed.pp == 1 else "the fullest"
+    return f" on {which} of {distributed.num_gpus} GPUs" if distributed.num_gpus > 1 else ""
 
 
 def verdict_sentence(estimate: Estimate) -> str:
@@ -161,8 +161,8 @@ def verdict_sentence(estimate: Estimate) -> str:
     if estimate.gpu is not None:
         each = each_gpu(estimate.setup)
         return gpu_sentence(estimate.gpu, estimate.model.id, between=between, each=each)
-    need = format_size(estimate.peak.device_bytes)
-    sentence = f"{estimate.model.id} needs {need} of GPU memory to train ({between})"
+    need, each = format_size(estimate.peak.device_bytes), each_gpu(estimate.setup)
+    sentence = f"{estimate.model.id} needs {need} of GPU memory{each} to train ({between})"
     return f"{sentence}{_unpriced_words(estimate)}."
 
 
@@ -193,8 +193,8 @@ def budget_sentence(estimate: Estimate, budget: int, verdict: Verdict) -> str:
     need = format_size(estimate.peak.device_bytes)
     return (
         f"{verdict.value.capitalize()}: {estimate.model.id} {keeps} the {format_size(budget)} "
-        f"allowed (--fail-over): it needs {need} "
-        f"({range_text(estimate.interval)}){_unpriced_words(estimate)}."
+        f"allowed (--fail-over): it needs {need} ({range_text(estimate.interval)})"
+        f"{each_gpu(estimate.setup)}{_unpriced_words(estimate)}."
     )
 
 

@@ -60,9 +60,10 @@ class SizeTrials:
     def _run_at(self, size: int) -> Run:
         self._sizes.add(size)
         request = with_size(self._request, self._of, size)
-        if self._of is SizeAxis.BATCH or (self._of is SizeAxis.SEQ_LEN and size % self._step == 0):
-            return resolve_run(self._profiler, request, self._target.traits, (self._of.field,))
-        return resolve_run(self._profiler, request, self._target.traits, None)
+        in_steps = self._of is SizeAxis.SEQ_LEN and size % self._step == 0
+        vary = (self._of.field,) if self._of is SizeAxis.BATCH or in_steps else None
+        with self._target.naming_itself():
+            return resolve_run(self._profiler, request, self._target.traits, vary)
 
     def coarse_search(self, highest: int) -> LargestSizeSearch:
         """A search over multiples of the step."""

@@ -138,7 +138,9 @@ def summary(sweep: Sweep) -> str:
     device_peaks = [p.peak.device_bytes for p in sweep.points if p.peak is not None]
     if not parts and device_peaks:
         low, high = format_size(min(device_peaks)), format_size(max(device_peaks))
-        parts.append(f"{low} of GPU memory" if low == high else f"{low} to {high} of GPU memory")
+        names = {axis.name for axis in sweep.axes} | {name for name, _ in sweep.fixed}
+        each = " on each GPU" if "num_gpus" in names else ""
+        parts.append(f"{low if low == high else f'{low} to {high}'} of GPU memory{each}")
     if sweep.failures:
         parts.append(f"{len(sweep.failures)} without an answer")
     return f"{sentence}: {', '.join(parts)}." if parts else f"{sentence}."

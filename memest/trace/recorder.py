@@ -81,6 +81,19 @@ class PhaseDone(BaseException):
     """The phase that was asked for is at its end: no error, and for nobody else to catch."""
 
 
+_LONGEST_MODULE = 120
+"""Letters of a module's own words beyond which they are left out."""
+
+
+def _described(name: str, module: torch.nn.Module, args: Sequence[Any]) -> str:
+    """A module that failed; one without parts with what it is and what it was fed."""
+    fed = [str(list(each.shape)) for each in args if isinstance(each, torch.Tensor)]
+    words = repr(module)
+    if not name or not fed or next(module.children(), None) or len(words) > _LONGEST_MODULE:
+        return name
+    return f"{name} ({words}, which was fed {' and '.join(fed)})"
+
+
 class Recorder(TorchDispatchMode):
     """Records the allocations of whatever runs inside it.
 
@@ -327,7 +340,8 @@ class Recorder(TorchDispatchMode):
             try:
                 return original(module, *args, **kwargs)
             except Exception:
-                self.failed_module = self.failed_module or self.trace.module_names[number]
+                name = self.trace.module_names[number]
+                self.failed_module = self.failed_module or _described(name, module, args)
                 raise
             finally:
                 if is_cued:

@@ -373,7 +373,7 @@ def trace_built(
         trace.counts = meta_model.counts
         return trace
     with (
-        blaming_inputs(meta_model.plan, plans),
+        blaming_inputs(meta_model.plan, plans, meta_model.model),
         shallow(meta_model.model, stacks, periods),
         rank_model(meta_model.model, setup) as model,
         restore_model(model),

@@ -62,8 +62,8 @@ def check_flash_gpu(capability: tuple[int, int]) -> None:
     if capability < _AMPERE:
         raise UnfitGpuError(
             "--attn-implementation flash_attention_2 needs a GPU of compute capability 8.0 or "
-            f"newer, this one has {_dotted(capability)}: the run would stop in its first forward "
-            "(flash-attn: 'FlashAttention only supports Ampere GPUs or newer'). Use "
+            f"newer, and this one has {_dotted(capability)}: the run would stop in its first "
+            "forward (flash-attn: 'FlashAttention only supports Ampere GPUs or newer'). Use "
             "--attn-implementation sdpa.",
             "FlashAttention 2 needs compute capability 8.0",
         )

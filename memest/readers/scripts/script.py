@@ -52,7 +52,16 @@ _SMALL_OUTPUTS = frozenset(
     """sequence-classification image-classification audio-classification multiple-choice""".split()
 )
 """Heads with a few numbers a sample, whose predictions and losses are no memory."""
-_OF_OUTPUTS = (" compute_metrics", " label_smoothing_factor", " gather_for_metrics", f" {LOSS}")
+_OF_OUTPUTS = tuple(
+    f" {name}"
+    for name in (
+        "compute_metrics",
+        "preprocess_logits_for_metrics",
+        "label_smoothing_factor",
+        "gather_for_metrics",
+        LOSS,
+    )
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.found import Found
 from memest.readers.scripts.lengths import put_lengths
 from memest.readers.scripts.loading import is_old_trl
+from memest.readers.scripts.predictions import put_predictions
 from memest.readers.scripts.things import Call, Function, Unknown, Value
 from memest.readers.scripts.unsloth import CONFIG_DEFAULTS, is_unsloth
 from memest.readers.training_arguments import is_of_model, read_training_arguments
@@ -118,15 +119,7 @@ def _own_parts(document: CallDocument, trainer: Call) -> None:
         document.miss(trainer.line, f"{trainer.subclass}.{name}", f"{_OVERRIDES[name]} is not read")
     if "compute_loss_func" in trainer.keywords:
         document.miss(trainer.line, "compute_loss_func", "a loss of the script's own is not read")
-    evaluates = document.get("eval_strategy") or document.get("evaluation_strategy")
-    metrics = trainer.keywords.get("compute_metrics")
-    if metrics is not None and metrics.data is not None and evaluates not in (None, "no"):
-        document.miss(
-            trainer.line,
-            "compute_metrics",
-            "predictions of the evaluation pile up on the GPU: priced without; --eval-samples "
-            "says it",
-        )
+    put_predictions(document, trainer)
     if "optimizer_cls_and_kwargs" in trainer.keywords:
         why = "an optimizer of the script's own: priced is that of the arguments; --optim says it"
         document.miss(trainer.line, "optimizer_cls_and_kwargs", why)

@@ -113,13 +113,14 @@ def nested(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def blaming_inputs(
-    plan: Callable[[Setup], tuple[TensorPlan, ...]], plans: Iterable[TensorPlan]
+    plan: Callable[[Setup], tuple[TensorPlan, ...]], plans: Iterable[TensorPlan], model: Any
 ) -> Iterator[None]:
     """A model's own code that fails may do so on what memest made for it: say what that was.
 
     Args:
         plan: what made the batch; a :class:`PlannedBatch` made it of the model's config.
         plans: the batch.
+        model: that is fed.
 
     Raises:
         TraceError: as it is raised inside, with what the model was fed.
@@ -131,10 +132,15 @@ def blaming_inputs(
         if not error.why or batch is None:
             raise
         if not isinstance(batch, PlannedBatch):
+            fed = described(plans)
+            if type(model).__module__.startswith("transformers."):
+                raise TraceError(
+                    "--input (inputs=) is for modules of your own: memest knows what "
+                    f"{type(model).__name__} takes, so leave it out. With {fed}: {error.why}"
+                ) from error
             raise TraceError(
-                f"{error.why} It was fed what --input (inputs=) names: {described(plans)}. Check "
-                "names, dtypes and dimensions against what forward takes; a model by name needs no "
-                "--input, memest knows what it takes. If the step runs with these on a real "
+                f"{error.why} It was fed what --input (inputs=) names: {fed}. Check names, dtypes "
+                "and dimensions against what forward takes. If the step runs with these on a real "
                 "device, --debug shows the traceback."
             ) from error
         name = type(batch.built_model.model).__name__

@@ -94,13 +94,23 @@ def media_and_text(
         )
         notes += more_notes
     plans.append(labels((batch, target or length)))
+    notes = [*notes, *media.notes, _of_a_sample(media, length)]
     sizes = BatchSizes(
         seq_len=length,
         target_len=target,
         image_size=media.image_size,
         audio_seconds=media.seconds,
     )
-    return tuple(plans), sizes, [*notes, *media.notes]
+    return tuple(plans), sizes, notes
+
+
+def _of_a_sample(media: Media, length: int) -> str:
+    """How many images or clips a sample has, and what they take of its tokens."""
+    size = f"image of {media.image_size} x {media.image_size}"
+    what = size if media.seconds is None else f"clip of {media.seconds:g} s"
+    if media.placeholders > 1:
+        return f"1 {what} a sample: {media.placeholders} of its {length} tokens"
+    return f"1 {what} a sample, beside its {length} tokens"
 
 
 def _text_is_seq2seq(config: Any) -> bool:
@@ -219,7 +229,7 @@ def _tiles_and_thumbnail(built_model: BuiltModel, setup: Setup) -> Media:
     placeholders = side**2 + fitted_side * (fitted_side + 1)
     note = (
         f"images of {min(height, width)} x {min(height, width)}: {rows} x {columns} tiles and a "
-        f"thumbnail, {placeholders} tokens (--image-size sets it)"
+        "thumbnail (--image-size sets it)"
     )
     return Media(
         plans=(
@@ -261,7 +271,7 @@ def _split_tiles(built_model: BuiltModel, setup: Setup) -> Media:
     mask = TensorPlan("pixel_attention_mask", (setup.batch, count, tile, tile), fill=1)
     note = (
         f"images of {side * tile} x {side * tile}: {side} x {side} tiles"
-        f"{' and a thumbnail' if side > 1 else ''}, {count * each} tokens (--image-size sets it)"
+        f"{' and a thumbnail' if side > 1 else ''} (--image-size sets it)"
     )
     return Media(
         plans=(images, mask),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import memest
-from memest.cli.argv import with_launch
+from memest.cli.argv import refuse_launch, with_launch
 from memest.cli.main import run
 from memest.cli.parameters import read_question
 from memest.config.options import setup_from_options
@@ -171,6 +171,45 @@ def test_what_cannot_be_is_one_paragraph(place, capsys, words, code, said):
 def test_one_word_after_two_dashes_is_a_model():
     assert with_launch(["estimate", "--", "gpt2"]) == ["estimate", "--", "gpt2"]
     assert with_launch(["gpus", "--", "a", "b"]) == ["gpus", "--", "a", "b"]
+
+
+@pytest.mark.parametrize("command", ["estimate", "fits", "max-batch", "advise", "compare"])
+@pytest.mark.parametrize(
+    "launch",
+    ["torchrun --nproc-per-node 4 train.py --batch 8", "python train.py", "deepspeed train.py",
+     "CUDA_VISIBLE_DEVICES=0 accelerate launch train.py", "srun -n 4 python train.py",
+     "axolotl train run.yaml"],
+)  # fmt: skip
+def test_a_launch_command_without_two_dashes_is_told_how(command, launch, capsys):
+    """Nobody can tell whose options are whose, so the command to type is said."""
+    assert run([command, "--gpu", "t4", *launch.split()]) == 2
+    said = capsys.readouterr().err
+    assert (
+        f" begins a launch command, which stands behind --: memest {command} --gpu t4 -- {launch}"
+        in said
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["estimate train.py --bf16", "estimate --config-format deepspeed ds.json", "estimate gpt2",
+     "estimate deepspeed", "estimate --launch python train.py", "gpus python train.py",
+     "estimate -- python train.py"],
+)  # fmt: skip
+def test_what_is_no_launch_command_is_left_alone(words):
+    refuse_launch(words.split())
+
+
+def test_a_file_is_told_as_what_it_is(tmp_path, monkeypatch, capsys):
+    """One that is not there by the name that is near, a log by the command for it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "oom.txt").write_text("CUDA out of memory. Tried to allocate 20.00 MiB.")
+    assert run(["fits", "./trian.py"]) == 2
+    assert "there is no such script. Did you mean 'train.py'?" in capsys.readouterr().err
+    assert run(["fits", "oom.txt"]) == 1  # whatever else the question lacks
+    assert "is a log with" in (said := capsys.readouterr().err)
+    assert "memest explain-oom oom.txt" in said
 
 
 def test_reading_is_light(cli, place):

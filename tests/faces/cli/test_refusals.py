@@ -33,7 +33,7 @@ def model(tmp_path_factory):
         ("estimate MODEL --batch abc", 2, ["'abc' is not a whole number", "--batch 8"]),
         ("estimate MODEL --seq-len 4k", 2, ["'4k' is not a whole number", "--seq-len 4096"]),
         ("estimate MODEL --optim adam8bit", 2, ["Did you mean 'adamw_8bit'?", "--help optimizer"]),
-        ("estimate ./train_me.py", 2, ["cannot be read: No such file"]),
+        ("estimate ./train_me.py", 2, ["cannot be read: there is no such script."]),
         ("compare MODEL --vs flash", 2, ["What says it: attn-implementation=flash_attention_2."]),
         ("fits MODEL --gpu t4 --effective-batch 32", 2, ["memest max-batch and memest advise"]),
         ("estimate MODEL --max-seq-length 2k", 2, ["--max-seq-length '2k' is not a whole"]),

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from functools import cache
 
 import pytest
 
+import memest
 from memest.catalog.libraries import library_need
 from memest.catalog.models import catalogue
+from memest.config.compatibility import check_stored
 from memest.config.kinds import Task
+from memest.config.options import setup_from_options
 from memest.config.packages import Need, pinned
 from memest.config.positions import RawConfig, check_lengths, max_positions, max_targets
 from memest.config.setup import Setup
@@ -57,6 +61,18 @@ REFUSED = {
     "gradients that are not scaled": (
         ["Qwen/Qwen2.5-0.5B", "--fp16"], 2,
         "--fp16 with bfloat16 weights that train stops at the first update",
+    ),
+    "a checkpoint in half precision": (
+        ["openai/whisper-large-v3", "--fp16"], 2,
+        ("--fp16 with float16 weights cannot train: openai/whisper-large-v3 is stored in float16, "
+        "from_pretrained of transformers 5 loads weights in the dtype of the checkpoint where none "
+        "is named, and the gradient scaler refuses fp16 gradients. Use --dtype float32 (in a "
+        "script dtype=torch.float32"),
+    ),
+    "a kernel that a card has not": (
+        ["gpt2", "--fp16", "--attn-implementation", "flash_attention_2", "--gpu", "v100"], 2,
+        ("Tesla V100-SXM2-16GB: --attn-implementation flash_attention_2 needs a GPU of compute "
+        "capability 8.0 or newer, and this one has 7.0"),
     ),
     "heads": (
         ["meta-llama/Llama-3.1-8B", "--tp", "3", "--num-gpus", "3"], 2,
@@ -234,6 +250,45 @@ def test_what_is_typed_to_install_keeps_the_torch_that_is_there(
         library_need("torchvision").check()
     assert str(caught.value).endswith(f"pip install 'memest-gpu[vision]'{index}{kept}.")
     assert pinned("pip install --no-deps liger-kernel") == "pip install --no-deps liger-kernel"
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ({}, True),
+        ({"num_gpus": 2}, True),
+        ({"loop": "accelerate"}, True),
+        ({"loop": "plain"}, False),  # scales nothing
+        ({"optim": "none"}, False),
+        ({"num_gpus": 2, "fsdp": "full_shard"}, False),  # shards are float32
+        ({"num_gpus": 2, "zero": 2}, False),
+        ({"dtype": "float32"}, False),
+        ({"software": "transformers=4.50"}, False),  # loads float32
+    ],
+    ids=str,
+)
+def test_who_meets_gradients_of_a_half_checkpoint(options, refused):
+    """The scaler of whole models alone, where no dtype is named."""
+    setup = setup_from_options(precision="fp16", **options)
+    said = pytest.raises(ConfigError, match="is stored in float16")
+    with said if refused else nullcontext():
+        check_stored(setup, "float16", "a/model")
+    check_stored(setup, "float32", "a/model")
+
+
+def test_a_refusal_names_the_line_that_loads_the_model(tmp_path):
+    """What is known of the model alone is refused with the places of the file that it is of."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+        "model = AutoModelForCausalLM.from_pretrained('facebook/opt-125m')\n"
+        "args = TrainingArguments('out', fp16=True)\n"
+        "Trainer(model, args, train_dataset=data).train()\n"
+    )
+    with pytest.raises(ConfigError, match="opt-125m is stored in float16") as caught:
+        memest.estimate(memest.read_config(script))
+    assert "(facebook/opt-125m is loaded by train.py:2 " in str(caught.value)
+    assert "--fp16 is train.py:3 fp16.)" in str(caught.value)
 
 
 def test_a_package_that_is_too_old(monkeypatch):

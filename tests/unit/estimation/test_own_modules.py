@@ -200,6 +200,16 @@ def test_what_cannot_be_is_refused(options, words):
         price(nn.Linear(8, 8), **{"inputs": "input:float32[B,8]", **options})
 
 
+def test_a_shape_that_does_not_go_with_a_layer_is_told_with_the_layer():
+    """Beside what it was fed; a model by name is told that it needs no inputs at all."""
+    with pytest.raises(TraceError, match="Invalid channel") as caught:
+        memest.estimate(ConvNet(), inputs={"x": "float32[B,4,16,16]"}, loss="mean", batch=2)
+    assert "in module conv (Conv2d(3, 8, " in str(caught.value)
+    assert "which was fed [2, 4, 16, 16])" in str(caught.value)
+    with pytest.raises(TraceError, match="modules of your own: memest knows what GPT2LMHeadModel"):
+        memest.estimate("gpt2?n_layer=1", inputs={"x": "float32[B,4]"}, batch=2)
+
+
 def everything_of(model):
     return {
         "tensors": [

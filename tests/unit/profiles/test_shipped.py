@@ -24,6 +24,7 @@ from memest.catalog.models import catalogue
 from memest.catalog.resolve import resolve_model
 from memest.config.installed import release
 from memest.config.options import setup_from_options
+from memest.estimation import shipped_runs
 from memest.estimation.profiler import Profiler
 from memest.estimation.tracer import Tracer
 from memest.estimation.whole_run import steps_run
@@ -274,12 +275,35 @@ def test_what_would_be_answered_is_so_on_the_card_that_was_named():
     assert "compute capability 7.5 with --fp16; nearer runs" in first["said"]
     assert "7.5 with --fp16 in place of --bf16; nearer runs" in in_bf16["said"]
     assert in_fp16["exit"] == 0
-    assert "in place of --bf16: batches from 1 to 509, lengths from 31 to 4,095" in longer["said"]
     assert (
-        "at other sizes: batches from 1 to 251, lengths from 128 to 1,024 in steps of 128"
-        in (between["said"])
+        "in place of --bf16: --seq-len 20000 is above 4095; answered are among others batches "
+        "from 1 to 509, lengths from 31 to 4,095" in longer["said"]
+    )
+    assert (
+        "at other sizes: --seq-len 333 is between 256 and 384; answered are among others batches "
+        "from 1 to 251, lengths from 128 to 1,024 in steps of 128" in between["said"]
     )
     assert "on other cards alone: no run of it that comes with memest has" in none["said"]
+
+
+@pytest.mark.parametrize(
+    "model", ["gpt2", "BAAI/bge-base-en-v1.5", "google/flan-t5-base", "Qwen/Qwen3-4B"]
+)
+def test_sizes_that_are_named_are_answered_and_others_told(model):
+    """Every corner of what is named is answered; one step beyond is told, as what it is."""
+    for run in shipped_runs._runs_of(model):
+        domains = [domain_from_json(document.about) for document in run.families]
+        for domain in domains:
+            box = shipped_runs._Box.of(domain, domains)
+            names = list(box.spans)
+            for corner in product(*(span[:2] for span in box.spans.values())):
+                sizes = dict(zip(names, corner, strict=True))
+                if box.tied:
+                    sizes["target_len"] = sizes["seq_len"]
+                assert any(each.point_of(sizes) is not None for each in domains), (sizes, box)
+                assert list(box.outside(sizes)) == []
+            beyond = box.spans["batch"][1] + 1
+            assert next(iter(box.outside({"batch": beyond}))).startswith(f"--batch {beyond} is ")
 
 
 @pytest.mark.parametrize("rank", [8, 64])

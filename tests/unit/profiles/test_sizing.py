@@ -144,3 +144,17 @@ def test_answers_of_another_kind_make_no_rule():
 )
 def test_milliseconds(seconds, whole):
     assert milliseconds(seconds) == whole
+
+
+def test_what_an_image_takes_goes_by_its_area() -> None:
+    sizing = Sizing()
+    answers = {
+        (("image_size", side),): SizeAnswer(
+            {"seq_len": 512, "image_size": side}, (f"{(side // 28) ** 2} of its 512 tokens",)
+        )
+        for side in (448, 560, 672)
+    }
+    assert sizing.learn(answers, {"image_size": 112})
+    found = sizing.rules[0].answer((560,))
+    assert found is not None
+    assert found.notes == ("400 of its 512 tokens",)

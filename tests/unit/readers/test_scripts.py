@@ -290,6 +290,51 @@ def test_what_may_add_memory_makes_the_verdict_open(script, parts, words):
     assert words in " ".join(script(**parts).setup.unpriced)
 
 
+EVALUATES = {"before": "from datasets import load_dataset\nraw = load_dataset('imdb')['test']",
+             "arguments": "eval_strategy='epoch'"}  # fmt: skip
+PICKS = "def pick(logits, labels):\n    return logits.argmax(-1)"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "samples"),
+    [
+        ("raw.shuffle(seed=1).select(range(300)).map(print)", 300),
+        ("load_dataset('imdb', split='test[:200]')", 200),
+        ("raw.select([4, 5])", 2),
+        ("raw", None),
+        ("raw.select(range(300)).map(print, batched=True)", None),  # may make other rows
+        ("raw.select(range(300)).filter(print)", None),
+        ("load_dataset('imdb', split='test[:10%]')", None),
+    ],
+)
+def test_predictions_that_metrics_have_the_trainer_keep(script, dataset, samples):
+    """Of as many samples as the script cuts its evaluation to; else the verdict stays open."""
+    run = script(trainer=f", eval_dataset={dataset}, compute_metrics=print", **EVALUATES)
+    assert run.setup.eval_samples == samples
+    assert ("predictions of the evaluation" in " ".join(run.setup.unpriced)) is (samples is None)
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"trainer": ", compute_metrics=None"}, None),
+        ({"trainer": ", compute_metrics=print",
+          "arguments": "eval_strategy='epoch', prediction_loss_only=True"}, None),
+        ({"trainer": ", compute_metrics=print, preprocess_logits_for_metrics=print"},
+         "what it makes of predictions and labels"),
+        ({"between": PICKS,
+          "trainer": ", compute_metrics=print, preprocess_logits_for_metrics=pick"},
+         "indices of predictions (8 bytes each) and labels"),
+    ],
+)  # fmt: skip
+def test_what_is_kept_in_place_of_predictions(script, parts, words):
+    """Nothing where the loss alone is kept; what is made of predictions is named as that."""
+    run = script(**{**EVALUATES, **parts})
+    assert run.setup.eval_samples is None
+    said = " ".join(run.setup.unpriced)
+    assert words in said if words else "evaluation" not in said
+
+
 @pytest.mark.parametrize(
     ("parts", "words"),
     [

@@ -113,7 +113,7 @@ FILES = {
         [], ["parameters are frozen: all"]),
     "clm.py": (
         {"batch": 8, "grad_accum": 8, "eval_batch": 4, "precision": "bf16", "dtype": "float32", "optim": "adafactor", "checkpointing": "full"},
-        ["predictions of the evaluation", "length of samples: nothing"], ["length of samples"]),
+        ["indices of predictions", "length of samples: nothing"], ["length of samples"]),
     "qlora_mistral.py": (
         {"batch": 4, "seq_len": 1024, "grad_accum": 1, "precision": "fp32", "dtype": "auto", "optim": "paged_adamw_32bit", "checkpointing": "full"},
         [], []),

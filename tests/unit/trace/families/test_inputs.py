@@ -225,13 +225,16 @@ def test_frames_have_the_extractor_s_shape(plan, model_id, shape):
 )
 def test_an_image_takes_its_placeholders_in_the_text(build, model_id, tokens):
     built, setup = build(model_id)
-    plans, _, _ = plan_batch(built, setup)
+    plans, sizes, notes = plan_batch(built, setup)
     ids = next(p for p in plans if p.name == "input_ids").value()
     config = built.config
     names = ("audio_token_id",) if "Audio" in model_id else ("image_token_id",)
     placeholder = next(getattr(config, name) for name in names)
 
     assert (ids == placeholder).sum(dim=1).tolist() == [tokens, tokens]
+    what = "clip of 5 s" if "Audio" in model_id else f"image of {sizes.image_size} x "
+    (said,) = [note for note in notes if note.startswith(f"1 {what}")]
+    assert said.endswith(f" a sample: {tokens} of its {sizes.seq_len} tokens")
 
 
 def test_a_text_without_room_for_the_image_is_refused(plan):
@@ -422,7 +425,7 @@ def test_code_that_fails_on_made_inputs_says_what_they_were(build):
 
     with (
         pytest.raises(TraceError, match=r"It broke\. The inputs.*input_ids:int64\[2,8\].*--input"),
-        blaming_inputs(batch.plan, batch.plan(setup)),
+        blaming_inputs(batch.plan, batch.plan(setup), built.model),
     ):
         raise TraceError("It broke. Try something.", "It broke.")
 
