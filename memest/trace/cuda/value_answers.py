@@ -123,7 +123,7 @@ def _item(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 def _to_copy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     device = kwargs.get("device")
     if device is None or torch.device(device).type != "cpu":
-        return func(*args, **kwargs)
+        return recorder.result_of(func, args, kwargs)
     value = _value_of(recorder, args[0])
     if value is None:
         value = torch.zeros(args[0].shape, dtype=args[0].dtype)
