@@ -145,14 +145,14 @@ def mish_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return grad * x
 
 
-def _convolution(_: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _convolution(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Meta leaves results contiguous; cuDNN returns the layout of its operands."""
-    return _with_layout(func(*args, **kwargs), _layout(args[0], args[1]))
+    return _with_layout(recorder.result_of(func, args, kwargs), _layout(args[0], args[1]))
 
 
-def _convolution_backward(_: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _convolution_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """``cudnn_convolution_backward`` of ``ATen/native/cudnn/ConvShared.cpp``."""
-    grad_input, grad_weight, grad_bias = func(*args, **kwargs)
+    grad_input, grad_weight, grad_bias = recorder.result_of(func, args, kwargs)
     layout = _layout(args[1], args[2])
     return _with_layout(grad_input, layout), _with_layout(grad_weight, layout), grad_bias
 
@@ -177,33 +177,33 @@ def _safe_softmax(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     ``isneginf`` of the input is a bool tensor of its size, made while the softmax exists.
     """
     x, dim = args[0], args[1]
-    out = recorder.record(func(*args, **kwargs), func)
+    out = recorder.record(recorder.result_of(func, args, kwargs), func)
     mask = recorder.record(torch.empty_like(x, dtype=torch.bool), aten.isneginf.default)
     recorder.record_storage(mask.new_empty(mask.select(dim, 0).shape), aten.all.dim)
     return out
 
 
-def _reduced_loss(_: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _reduced_loss(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """A reduced loss is a number on a storage as large as the unreduced loss.
 
     ``TORCH_META_FUNC(mse_loss)`` in ``ATen/native/BinaryOps.cpp`` makes the result with the
     inputs' shape, then resizes it to a number; resizing never gives memory back. The same holds
     for smooth_l1, binary cross-entropy and soft margin.
     """
-    out = func(*args, **kwargs)
+    out = recorder.result_of(func, args, kwargs)
     if out.dim() or not args[0].dim():
         return out
     shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
     return out.new_empty(shape).resize_(())
 
 
-def _contiguous_first(_: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _contiguous_first(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """The first result is contiguous, whatever the arguments' layout.
 
     ``ATen/native/layer_norm.cpp`` and ``cuda/layer_norm_kernel.cu`` (``LEGACY_CONTIGUOUS``);
     ``TORCH_META_FUNC(_log_softmax_backward_data)`` (``set_output_raw_strided`` without strides).
     """
-    out = func(*args, **kwargs)
+    out = recorder.result_of(func, args, kwargs)
     if isinstance(out, torch.Tensor):
         return out if out.is_contiguous() else out.new_empty(out.shape)
     first, *rest = out
@@ -219,8 +219,8 @@ def _like_batch(position: int) -> Handler:
     (``suggest_memory_format``).
     """
 
-    def handler(_: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-        first, *rest = func(*args, **kwargs)
+    def handler(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+        first, *rest = recorder.result_of(func, args, kwargs)
         layout = suggest_memory_format(args[position])
         if first is not None and not first.is_contiguous(memory_format=layout):
             first = torch.empty_like(first, memory_format=layout)

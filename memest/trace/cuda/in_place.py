@@ -105,7 +105,7 @@ def _accumulate(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
             and not _sums_itself(torch._C._current_autograd_node())
         ):
             return old
-    return func(*args, **kwargs)
+    return recorder.result_of(func, args, kwargs)
 
 
 def _sums_itself(node: Any) -> bool:
@@ -165,7 +165,7 @@ def _into_zeros(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         and recorder.origin_of(args[0]).startswith(_ZEROS)
     ):
         return args[0]
-    return func(*args, **kwargs)
+    return recorder.result_of(func, args, kwargs)
 
 
 def in_place_handlers() -> dict[Any, Handler]:

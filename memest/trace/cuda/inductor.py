@@ -239,12 +239,16 @@ def _composites_differentiable() -> Iterator[None]:
 
 
 def _move_fake(value: Any, source: torch.device, target: torch.device) -> Any:
-    """A fake tensor of the same layout on another device; anything else as it is."""
-    if not isinstance(value, torch.Tensor) or value.device.type != source.type:
+    """A fake tensor of the same layout on another device; anything else as it is.
+
+    Made as ``FakeTensorMode`` makes them, without its dispatch: that takes five times as long, and
+    graphs have thousands of values.
+    """
+    if not _is_fake(value) or value.device.type != source.type:
         return value
-    mode = getattr(value, "fake_mode", None)
-    with mode if mode is not None else contextlib.nullcontext():
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=target)
+    with torch._C._DisableTorchDispatch():
+        layout = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
+    return torch._subclasses.FakeTensor(value.fake_mode, layout, target)
 
 
 def _dispatch_on_meta(dispatch: Callable[..., Any]) -> Callable[..., Any]:

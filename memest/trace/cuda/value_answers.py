@@ -123,7 +123,7 @@ def _item(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 def _to_copy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     device = kwargs.get("device")
     if device is None or torch.device(device).type != "cpu":
-        return func(*args, **kwargs)
+        return recorder.result_of(func, args, kwargs)
     value = _value_of(recorder, args[0])
     if value is None:
         value = torch.zeros(args[0].shape, dtype=args[0].dtype)
@@ -153,7 +153,7 @@ def _index(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
             torch.empty((rows.shape[0],), dtype=torch.int64, device="meta")
             for _ in range(rows.shape[1])
         )
-    return func(tensor, new_indices, **kwargs)
+    return recorder.result_of(func, (tensor, new_indices), kwargs)
 
 
 def _equal(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
@@ -187,7 +187,7 @@ _BALANCED = (
 
 def _topk(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Indices of the best: routers ask which expert gets which token, taken as equal shares."""
-    out = func(*args, **kwargs)
+    out = recorder.result_of(func, args, kwargs)
     choices, indices = args[0], out[1]
     dim = args[2] if len(args) > 2 else kwargs.get("dim", -1)
     if dim in (-1, choices.dim() - 1):

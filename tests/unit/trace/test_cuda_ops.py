@@ -227,15 +227,15 @@ def test_batch_norms_return_what_their_decomposition_does(dtype, of_weight, shap
     weight = torch.empty(8, dtype=of_weight, device="meta")
     forward = (x, weight, weight, weight, weight, True, 0.1, 1e-5)
     norm, backward = aten.native_batch_norm.default, aten.native_batch_norm_backward.default
-    handlers = kernel_handlers()
+    handlers, recorder = kernel_handlers(), Recorder()
 
-    found = handlers[norm](None, norm, forward, {})
-    assert layouts(found) == layouts(_like_batch(0)(None, norm, forward, {}))
+    found = handlers[norm](recorder, norm, forward, {})
+    assert layouts(found) == layouts(_like_batch(0)(recorder, norm, forward, {}))
 
     for mask in ([True, True, True], [False, True, False]):
         arguments = (x, x, weight, weight, weight, found[1], found[1], True, 1e-5, mask)
-        gradients = handlers[backward](None, backward, arguments, {})
-        expected = _like_batch(1)(None, backward, arguments, {})
+        gradients = handlers[backward](recorder, backward, arguments, {})
+        expected = _like_batch(1)(recorder, backward, arguments, {})
         assert layouts(gradients) == layouts(expected)
 
 
