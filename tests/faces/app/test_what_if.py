@@ -194,7 +194,7 @@ def test_a_number_of_gpus_goes_to_its_own_input(open_page: Open) -> None:
 def test_figures_are_of_each_of_several_gpus() -> None:
     question = PRESETS["Qwen3-8B full, 8 x H100, FSDP2"]
     answer = memest.estimate(question.model, question.setup, **question.place)
-    assert "<span>on H100 80GB, on each of 8 GPUs</span>" in hero_html(answer)[0]
+    assert "<span>on H100 80GB, each of 8 GPUs</span>" in hero_html(answer)[0]
     nowhere = replace(answer, gpu=None, verdict=Verdict.UNKNOWN)
     assert "<span>this is what it needs on each of 8 GPUs</span>" in hero_html(nowhere)[0]
     alone = replace(nowhere, setup=DEFAULT_QUESTION.setup)

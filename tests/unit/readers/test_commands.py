@@ -204,12 +204,13 @@ def test_a_reference_of_trl_that_follows_the_model(examples):
         read("trl grpo --model_name_or_path gpt2 --sync_ref_model true")
 
 
-def test_where_dpo_is_not_priced_that_is_said(examples):
+def test_dpo_with_a_reference_before_training_under_fsdp_is_bounded(examples):
     command = "trl dpo --model_name_or_path gpt2 --fsdp full_shard --num_processes 4"
     assert read(command).setup.method == "dpo"
     run = read(f"{command} --precompute_ref_log_probs")
-    assert run.setup.method == "supervised"
-    assert any("reference model" in r.why for r in run.not_modelled)
+    assert run.setup.method == "dpo"
+    assert not run.setup.precompute_ref_log_probs
+    assert any("reference" in r.why for r in run.not_modelled), [r.why for r in run.not_modelled]
 
 
 def test_the_pieces_of_a_command():
