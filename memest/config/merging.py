@@ -84,7 +84,8 @@ def implied_options(options: Mapping[str, Any]) -> dict[str, Any]:
     checkpointing on, and bf16 where fp16 is not (``_BaseConfig`` of TRL 1.16). Its trainers load a
     model that they are given by name in float32 (``create_model_from_path`` of TRL 1.16,
     ``from_pretrained`` of transformers 4 before), OnlineDPOTrainer alone as it was saved; what is
-    quantised comes from a ``from_pretrained`` of the user's own.
+    quantised comes from a ``from_pretrained`` of the user's own. The method ``sft`` is a supervised
+    step as SFTTrainer takes it: by its fused head, adapters beside a quantised base in bfloat16.
     """
 
     def is_on(name: str) -> bool:
@@ -93,17 +94,23 @@ def implied_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
     out = {}
     method = read_method(options.get("method") or Method.SUPERVISED)
-    in_full = not method.is_supervised and not method.writes_pairs
+    by_sft_trainer = str(options.get("method")).strip().lower() == "sft"
+    is_trl = by_sft_trainer or not method.is_supervised
+    in_full = is_trl and not method.writes_pairs
     is_quantised = options.get("quantization") is not None or any(map(is_on, _OF_BASES))
     if in_full and not is_quantised:
         out["dtype"] = Dtype.FLOAT32.value
     by_trl = method.is_in_trl_trainer and options.get("log_probs") in (None, LogProbs.FUSED)
     is_prepared = is_quantised and _is_prepared(options, by_trl=by_trl)
-    if is_prepared or not method.is_supervised:
+    if is_prepared or is_trl:
         out["checkpointing"] = "full"
     names_autocast = is_on("fp16") or any(options.get(name) is not None for name in _BF16_NAMES)
-    if not method.is_supervised and not names_autocast:
+    if is_trl and not names_autocast:
         out["precision"] = Precision.BF16.value
+    if by_sft_trainer and not is_on("use_liger_kernel"):
+        out["fused_loss"] = "trl-fused"
+    if by_sft_trainer and is_quantised:
+        out |= {"prepare_kbit": False, "cast_weights": ("trainable=bfloat16",)}
     return out
 
 

@@ -119,7 +119,8 @@ class TrainingOptions:
         "bf16 autocast and checkpointing are on unless --precision and --checkpointing say "
         "otherwise, weights float32 unless --dtype does (online-dpo: as saved), --batch counts "
         "pairs of answers (kto, grpo, rloo: answers; online-dpo: prompts, of two answers each), "
-        "--seq-len the tokens of prompt and answer.",
+        "--seq-len the tokens of prompt and answer. sft is supervised with SFTTrainer's defaults: "
+        "those, and its fused head (--fused-loss trl-fused).",
         "NAME",
         short="Trained for: supervised, dpo, kto, orpo, ...",
     )

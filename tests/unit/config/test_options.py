@@ -70,6 +70,19 @@ def test_no_option_gives_the_defaults():
         ({"mixed_precision": "bf16", "bf16": True}, {"precision": "bf16"}),
         ({"torch_dtype": "torch.bfloat16"}, {"dtype": "bfloat16"}),
         ({"gradient_checkpointing": True}, {"checkpointing": "full"}),
+        (
+            {"method": "sft"},
+            {
+                "checkpointing": "full",
+                "precision": "bf16",
+                "dtype": "float32",
+                "fused_loss": "trl-fused",
+            },
+        ),
+        (
+            {"method": "sft", "use_liger_kernel": True, "fp16": True, "checkpointing": "none"},
+            {"use_liger_kernel": True, "precision": "fp16", "dtype": "float32"},
+        ),
         ({"activation_checkpointing": "every_n:2"}, {"checkpointing": "every_n:2"}),
         ({"gradient_checkpointing": False}, {}),
         ({"gradient_checkpointing_kwargs": {"use_reentrant": False}}, {"use_reentrant": False}),
