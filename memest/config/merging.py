@@ -92,7 +92,7 @@ def implied_options(options: Mapping[str, Any]) -> dict[str, Any]:
         value = options.get(name)
         return value is not None and read_bool(name, value)
 
-    out = {}
+    out: dict[str, Any] = {}
     method = read_method(options.get("method") or Method.SUPERVISED)
     by_sft_trainer = str(options.get("method")).strip().lower() == "sft"
     is_trl = by_sft_trainer or not method.is_supervised
