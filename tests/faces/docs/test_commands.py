@@ -257,7 +257,8 @@ INLINE = re.compile(r"`memest ([a-z][^`]*)`")
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_in_sentences_exist(page):
     for text in INLINE.findall(page.read_text(encoding="utf-8")):
-        command, words = commands_of([w for w in text.split() if not w.startswith("[")])
+        own = text.partition(" -- ")[0]  # what follows is another command
+        command, words = commands_of([w for w in own.split() if not w.startswith("[")])
         assert command is not ROOT_COMMAND, text
         flags = {flag for parameter in command.params for flag in parameter.opts}
         assert {w for w in words if w.startswith("--") and w != "--"} <= flags | {"--help"}, text
