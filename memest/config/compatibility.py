@@ -379,7 +379,7 @@ def reader_of_head(setup: TrainingRun) -> str:
     if setup.use_liger_kernel:
         return "--use-liger-kernel"
     if setup.fused_loss and not setup.fused_loss.startswith("torchtune"):
-        return f"--fused-loss {setup.fused_loss}"
+        return setup.fused_loss_flag
     if setup.scores_by_fused_head:
         return f"--method {setup.method}"
     return ""
@@ -400,7 +400,7 @@ def _check_losses(setup: TrainingRun) -> None:
     if fused_loss:
         refuse_pairs(setup, "--fused-loss", "fused")
     reader = reader_of_head(setup)
-    flag = reader or f"--fused-loss {fused_loss}"
+    flag = reader or setup.fused_loss_flag
     if not (reader or fused_loss):
         return
     if distributed.zero == 3 and not reader:

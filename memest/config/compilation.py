@@ -13,6 +13,7 @@ __all__ = [
     "DEFAULT_CHUNKS",
     "FUSED_LOSSES",
     "check_release",
+    "fused_loss_flag",
     "fused_loss_words",
     "loss_and_chunks",
     "read_backend",
@@ -105,6 +106,12 @@ def loss_and_chunks(fused_loss: str) -> tuple[str, int]:
     """
     name, _, chunks = fused_loss.partition(":")
     return name, int(chunks or DEFAULT_CHUNKS)
+
+
+def fused_loss_flag(fused_loss: str) -> str:
+    """The option of a fused loss, and what else means it, for sentences that refuse it."""
+    flag = f"--fused-loss {fused_loss}"
+    return f"{flag} (which --method sft means)" if fused_loss == "trl-fused" else flag
 
 
 def fused_loss_words(fused_loss: str) -> str:

@@ -17,7 +17,7 @@ from memest.config.data_loading import DataLoading
 from memest.config.deepspeed import ON_SAVE, read_deepspeed
 from memest.config.generation import Generation
 from memest.config.inputs import arguments_of
-from memest.config.kinds import Dtype, LogProbs, Method, read_method
+from memest.config.kinds import Dtype, LogProbs, Loop, Method, read_method
 from memest.config.length_files import lengths_of_dataset, read_lengths
 from memest.config.lengths import Batching, Lengths
 from memest.config.life import merge_life
@@ -50,6 +50,11 @@ def merge_all(values: dict[str, Any], base: Setup | None) -> None:
     Raises:
         ConfigError: contradictions, wrong values, options without what they belong to.
     """
+    if _is_sft(values) and values.get("loop") not in (None, Loop.TRAINER, Loop.TRAINER.value):
+        raise ConfigError(
+            f"--method sft and --loop {values['loop']} exclude each other: what is priced is "
+            "TRL's trainer. Drop one of them."
+        )
     implied = {} if base is not None else implied_options(values)
     _merge_precision(values, base)
     _expand_qlora(values, base)
@@ -94,7 +99,7 @@ def implied_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
     out: dict[str, Any] = {}
     method = read_method(options.get("method") or Method.SUPERVISED)
-    by_sft_trainer = str(options.get("method")).strip().lower() == "sft"
+    by_sft_trainer = _is_sft(options)
     is_trl = by_sft_trainer or not method.is_supervised
     in_full = is_trl and not method.writes_pairs
     is_quantised = options.get("quantization") is not None or any(map(is_on, _OF_BASES))
@@ -112,6 +117,11 @@ def implied_options(options: Mapping[str, Any]) -> dict[str, Any]:
     if by_sft_trainer and is_quantised:
         out |= {"prepare_kbit": False, "cast_weights": ("trainable=bfloat16",)}
     return out
+
+
+def _is_sft(options: Mapping[str, Any]) -> bool:
+    """Whether options name SFTTrainer's way of a supervised step."""
+    return str(options.get("method")).strip().lower() == "sft"
 
 
 def _is_prepared(options: Mapping[str, Any], *, by_trl: bool) -> bool:

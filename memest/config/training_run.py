@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from memest.config.compilation import fused_loss_flag
 from memest.config.installed import installed_version
 from memest.config.kinds import Dtype, LogProbs, Loop, Method, Precision
 from memest.config.optimizers import facts_of
@@ -250,6 +251,11 @@ class TrainingRun(TrainingOptions):
         return self.method is Method.RLOO or (
             self.method is Method.GRPO and not self.writes_completions
         )
+
+    @property
+    def fused_loss_flag(self) -> str:
+        """What asks for the fused loss, for sentences that refuse it."""
+        return fused_loss_flag(self.fused_loss)
 
     @property
     def head_is_gathered_by_loss(self) -> bool:

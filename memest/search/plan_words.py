@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from memest.config.kinds import Loop, Method
+from memest.config.kinds import Dtype, Loop, Method
 from memest.config.optimizers import TRAINER_NAMES
 from memest.config.rollouts import Engine, Rollouts
 from memest.config.setup import Attention, Precision
@@ -74,7 +74,19 @@ def own_arguments_of(candidate: Candidate) -> tuple[str, ...]:
         words.append(f"--attn_implementation={combo.attention.value}")
     if combo.loss == BY_SFT_TRAINER:
         words += command_words("advise", "MODEL", LOSSES[combo.loss])[3:]
+        words += [f"--dtype={dtype}"] if (dtype := _weights_named(candidate)) else []
     return tuple(words)
+
+
+def _weights_named(candidate: Candidate) -> str:
+    """The dtype that SFTTrainer has to be told, for it loads a model by name in float32.
+
+    Empty where that is what the plan is priced with, and where a quantised base is the user's own.
+    """
+    setup = candidate.estimate.setup
+    if setup.loaded_dtype is Dtype.FLOAT32 or setup.quantization is not None:
+        return ""
+    return setup.loaded_dtype.value
 
 
 def arguments_of(candidate: Candidate) -> tuple[str, ...]:
@@ -236,7 +248,7 @@ def _precision(candidate: Candidate, finder: Finder, candidates: Sequence[Candid
     precision = finder.probe.profile.setup.precision
     combo = candidate.combo
     if combo.precision is precision:
-        is_trl = candidate.estimate.setup.method.is_supervised is False
+        is_trl = not candidate.estimate.setup.method.is_supervised
         is_default = is_trl and precision is Precision.BF16
         why = "TRL's default" if is_default else "as the run has it"
         return PlanStep(option="precision", value=precision.value, why=why)
@@ -350,6 +362,11 @@ def _loss(candidate: Candidate, finder: Finder) -> PlanStep:
             ". SFTTrainer of TRL 1.15 and later does so unasked, and the Trainer has no setting "
             "for it: its use_liger_kernel does the like, and could not be priced here"
         )
+        if dtype := _weights_named(candidate):
+            reason += (
+                f'. Priced are weights as model_init_kwargs={{"dtype": "{dtype}"}} loads them: '
+                "unasked it loads a model by name in float32"
+            )
     return PlanStep(option="loss", value=candidate.combo.loss, why=reason)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from memest.config.compilation import fused_loss_flag
 from memest.errors import ConfigError
 from memest.trace.losses.fused_head import (
     IGNORED,
@@ -65,7 +66,7 @@ def trl_fused(model: Any) -> Callable[..., Any]:
     Raises:
         ConfigError: SFTTrainer does not train such a model.
     """
-    parts = parts_for_trl(model, "--fused-loss trl-fused")
+    parts = parts_for_trl(model, fused_loss_flag("trl-fused"))
     score = fused_head(parts, ("entropy", "hits"))
 
     def forward(labels: Any = None, num_items_in_batch: Any = None, **inputs: Any) -> Any:
