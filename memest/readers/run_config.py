@@ -41,7 +41,7 @@ from memest.readers.values import (
     names_of,
     plain,
 )
-from memest.readers.with_model import fitted, length_remarks
+from memest.readers.with_model import fitted, length_remarks, once_said, opened_by
 from memest.report.result import NOT_MODELLED, Origin
 
 __all__ = ["RunConfig", "settle"]
@@ -255,18 +255,14 @@ def settle(
         settled = (*settled, "--num-gpus says it")
     if "zero" in acting or "zero_settings" in acting:
         settled = (*settled, "--zero says it")
-    not_modelled = [remark for remark in not_modelled if not remark.why.endswith(settled)]
+    not_modelled = list(once_said(not_modelled, settled))
     sharded = acting.get("fsdp") or acting.get("zero")
     if sharded and "num_gpus" not in acting:
         not_modelled.append(
             Remark("number of GPUs", Either("nothing names it: 1 is taken; --num-gpus says it"))
         )
     not_modelled = list(dict.fromkeys((*not_modelled, *copies)))
-    open_remarks = {
-        "unpriced": [remark for remark in not_modelled if not remark.is_bounded],
-        "overpriced": [remark for remark in not_modelled if remark.saves],
-    }
-    for name, remarks in open_remarks.items():
+    for name, remarks in opened_by(not_modelled).items():
         if remarks:
             words = tuple(dict.fromkeys((*getattr(setup, name), *map(str, remarks))))
             added: dict[str, Any] = {name: words}

@@ -129,10 +129,12 @@ class Remark:
     Attributes:
         key: with its file: ``run.yaml:warmup_steps``.
         why: it does not matter, or what of it is not modelled.
+        once_said: what of it is not modelled still, once the option that ``why`` asks for is given.
     """
 
     key: str
     why: str
+    once_said: str = ""
 
     @property
     def is_bounded(self) -> bool:

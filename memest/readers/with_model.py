@@ -11,12 +11,13 @@ from memest.config.kinds import Task
 from memest.config.positions import RawConfig, length_limit
 from memest.errors import MemestError
 from memest.readers.values import LENGTH, Either, Level, ReadValue, Remark
+from memest.report.result import NOT_MODELLED
 
 if TYPE_CHECKING:
     from memest.catalog.resolve import ModelSource
     from memest.config.setup import Setup
 
-__all__ = ["NO_LABELS", "fitted", "length_remarks", "without_varied"]
+__all__ = ["NO_LABELS", "fitted", "length_remarks", "once_said", "opened_by", "without_varied"]
 
 _Parts = tuple[tuple[ReadValue, ...], tuple[Remark, ...], "Setup"]
 """Of a run that was read: its values, what is not modelled, and the setup that they make."""
@@ -104,6 +105,29 @@ def _with_length(
     return _with_remarks(kept, values, not_modelled, setup)
 
 
+def once_said(remarks: Iterable[Remark], endings: tuple[str, ...]) -> Iterator[Remark]:
+    """Remarks as they stand once options are given.
+
+    Args:
+        remarks: of a run.
+        endings: how those end that ask for one of the options.
+    """
+    for remark in remarks:
+        if not remark.why.endswith(endings):
+            yield remark
+        elif remark.once_said:
+            yield Remark(remark.key, remark.once_said)
+
+
+def opened_by(remarks: Iterable[Remark]) -> dict[str, list[Remark]]:
+    """The remarks that leave a verdict open, by the option that says so."""
+    remarks = list(remarks)
+    return {
+        "unpriced": [remark for remark in remarks if not remark.is_bounded],
+        "overpriced": [remark for remark in remarks if remark.saves],
+    }
+
+
 def without_varied(
     flags: Iterable[str],
     values: tuple[ReadValue, ...],
@@ -119,7 +143,7 @@ def without_varied(
         setup: that the values make.
     """
     said = tuple(f"{flag} says it" for flag in flags)
-    kept = tuple(remark for remark in not_modelled if not remark.why.endswith(said))
+    kept = tuple(once_said(not_modelled, said))
     return _with_remarks(kept, values, not_modelled, setup)
 
 
@@ -130,16 +154,19 @@ def _with_remarks(
     setup: Setup,
 ) -> _Parts:
     """The same with other remarks, in the options that leave a verdict open too."""
-    before, after = ([str(each) for each in remarks] for remarks in (not_modelled, kept))
-    dropped = {*before} - {*after}
-    added = tuple(each for each in after if each not in before)
+    before = {str(remark) for remark in not_modelled}
+    dropped = before - {str(remark) for remark in kept}
+    added = [remark for remark in kept if str(remark) not in before]
     open_words: dict[str, Any] = {
-        name: tuple(each for each in getattr(setup, name) if each not in dropped) + added
-        for name in ("unpriced", "overpriced")
+        name: tuple(each for each in getattr(setup, name) if each not in dropped)
+        + tuple(map(str, new))
+        for name, new in opened_by(added).items()
     }
+    there = {each.option for each in values}
+    opened = (ReadValue(name, (), NOT_MODELLED, Level.FILE) for name in open_words)
     values = tuple(
         replace(each, value=open_words.get(each.option, each.value))
-        for each in values
+        for each in (*values, *(each for each in opened if each.option not in there))
         if open_words.get(each.option, True)
     )
     return values, kept, replace(setup, **open_words)

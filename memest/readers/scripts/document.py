@@ -142,9 +142,9 @@ class CallDocument:
             self._document[key] = value
             self._origins[key] = KeyOrigin(f"{self.source.name}: {why}", Level.COMMAND)
 
-    def miss(self, line: int, key: str, why: str) -> None:
-        """Something of the script that is not modelled."""
-        self._not_modelled.append(Remark(f"{self.source.place(line)} {key}", why))
+    def miss(self, line: int, key: str, why: str, *, once_said: str = "") -> None:
+        """Something of the script that is not modelled; what is left of it is that of a remark."""
+        self._not_modelled.append(Remark(f"{self.source.place(line)} {key}", why, once_said))
 
     def miss_each(self, remarks: Iterable[tuple[int, str, str]]) -> None:
         """The same of several, line, name and why; of one name in one line once."""

@@ -12,11 +12,12 @@ import re
 
 from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.things import Call, Function, Unknown, Value
+from memest.readers.values import Saving
 
 __all__ = ["put_predictions"]
 
+_SAID = "; --eval-samples says it"
 _RANGE = re.compile(r"range\((\d+)\)")
-_SLICE = re.compile(r"\w+\[:(\d+)\]")
 _SAME_ROWS = frozenset(
     """shuffle with_format with_transform remove_columns rename_column rename_columns cast_column
     select_columns""".split()
@@ -36,8 +37,10 @@ def put_predictions(document: CallDocument, trainer: Call) -> None:
     if made is not None and made.data is not None:
         indices = "indices of predictions (8 bytes each)"
         what = indices if _indexes(made) else "what it makes of predictions"
-        why = f"{what} and labels pile up on the GPU in the evaluation: priced without"
-        document.miss(trainer.line, "preprocess_logits_for_metrics", why)
+        why = f"{what} and labels pile up on the GPU in the evaluation: priced without{_SAID}"
+        # what it needs on the way is of one batch, whose loss has as much beside the predictions
+        whole = Saving(f"whole predictions are priced: the run keeps {what}")
+        document.miss(trainer.line, "preprocess_logits_for_metrics", why, once_said=whole)
         return
     count = _rows(trainer.keywords.get("eval_dataset"))
     if count is not None:
@@ -46,7 +49,7 @@ def put_predictions(document: CallDocument, trainer: Call) -> None:
     document.miss(
         trainer.line,
         "compute_metrics",
-        "predictions of the evaluation pile up on the GPU: priced without; --eval-samples says it",
+        f"predictions of the evaluation pile up on the GPU: priced without{_SAID}",
     )
 
 
@@ -68,13 +71,13 @@ def _indexes(made: Value) -> bool:
 
 
 def _rows(dataset: Value | None) -> int | None:
-    """How many rows a dataset has, where the script cuts it to a number; None otherwise."""
+    """How many rows a dataset has, where the script cuts it to a number; None otherwise.
+
+    A slice of a split (``split="test[:200]"``) says the most alone: ``datasets`` takes the rows
+    that are there (``_rel_to_abs_instr`` of ``arrow_reader.py``). ``select`` fails without them.
+    """
     call = None if dataset is None else dataset.data
     while isinstance(call, Call):
-        if call.name == "load_dataset":
-            split = call.keywords.get("split")
-            cut = _SLICE.fullmatch(str(split.data)) if split is not None else None
-            return int(cut[1]) if cut else None
         if call.name == "select":
             chosen = call.argument(0, "indices")
             rows = None if chosen is None else chosen.data

@@ -8,7 +8,7 @@ are options by their own names.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memest.readers.effects import OPTIONS_OF_4BIT, OPTIONS_OF_LORA
@@ -178,7 +178,7 @@ class Script:
                 if not is_vision and "target_len" not in values:
                     yield Remark(remark.key.replace("samples", "labels"), NO_LABELS)
             elif task in _SMALL_OUTPUTS and remark.key.endswith(_OF_OUTPUTS):
-                yield Remark(remark.key, Bounded(remark.why))
+                yield replace(remark, why=Bounded(remark.why))
             else:
                 yield remark
 

@@ -404,3 +404,27 @@ def test_what_a_command_varies_is_no_longer_open(place):
         assert not any("number of GPUs" in note for note in swept.run.notes)
         words = str(swept.options.get("unpriced")), str(swept.options.get("overpriced"))
         assert not any("number of GPUs" in each for each in words)
+
+
+PICKS = """\
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+def pick(logits, labels):
+    return logits.argmax(-1)
+
+Trainer(
+    AutoModelForCausalLM.from_pretrained("gpt2"), TrainingArguments("out", eval_strategy="epoch"),
+    compute_metrics=print, preprocess_logits_for_metrics=pick,
+).train()
+"""
+
+
+def test_what_is_left_of_it_is_open_on_its_own_side(place):
+    """Whole predictions are the most that is kept: varied, no longer more, and still less."""
+    (place / "train.py").write_text(PICKS, encoding="utf-8")
+    told = {"seq_len": 64}
+    asked = read_question(["train.py"], told)
+    assert (bool(asked.options.get("unpriced")), "overpriced" in asked.options) == (True, False)
+    swept = read_question(["train.py"], told, axes=["eval-samples=16,200"])
+    assert "unpriced" not in swept.options
+    assert "whole predictions are priced" in str(swept.options["overpriced"])
