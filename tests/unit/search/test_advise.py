@@ -366,7 +366,18 @@ def test_a_plan_is_written_with_the_engine_it_has():
         ({}, {"optim": "adam_fused"}, "TrainingArguments", ("--optim=adam_fused",)),
         ({}, {"attention": Attention.SDPA}, "TrainingArguments", ("--attn_implementation=sdpa",)),
         ({}, {"loss": "Liger's kernels"}, "TrainingArguments", ()),
-        ({}, {"loss": BY_SFT_TRAINER}, "SFTConfig", ("--fused-loss", "trl-fused")),
+        (
+            {"dtype": "float32"},
+            {"loss": BY_SFT_TRAINER},
+            "SFTConfig",
+            ("--fused-loss", "trl-fused"),
+        ),
+        (
+            {},
+            {"loss": BY_SFT_TRAINER},
+            "SFTConfig",
+            ("--fused-loss", "trl-fused", "--dtype=auto"),
+        ),
     ],
 )
 def test_a_plan_is_written_in_the_settings_of_its_trainer(run, combo, trainer, own):
