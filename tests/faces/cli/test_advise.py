@@ -121,7 +121,7 @@ def test_the_first_sentence_says_when_the_best_plan_changes_the_training(several
 
 
 def test_the_first_sentence_says_that_figures_are_of_each_gpu(samples):
-    ranks = Distributed(strategy="ddp", num_gpus=4)
+    ranks = Distributed(num_gpus=4)
     fits = plan(samples["fits"], batch=32, distributed=ranks)
     assert advice_sentence(advice([fits])).endswith(" of 23.65 GiB on each of 4 GPUs.")
     none = plan(samples["does_not_fit"], batch=1, distributed=ranks)

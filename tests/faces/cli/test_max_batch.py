@@ -139,7 +139,7 @@ class TestSentences:
         )
 
     def test_several_gpus(self):
-        ranks = Distributed(strategy="ddp", num_gpus=4)
+        ranks = Distributed(num_gpus=4)
         each = {"setup": Setup(batch=37, seq_len=512, distributed=ranks)}
         assert limit_of(largest(), **each) == (
             "The largest safe batch of m on NVIDIA GeForce RTX 3090 (23.70 GiB usable on each of 4 "
