@@ -83,8 +83,8 @@ _OUTPUT = {
     "--ascii": "ascii_only",
     "--debug": "debug",
 }
-_NO_SCRIPT_HAS = frozenset({"gpu", "gpu_memory", "device_context", "calibration"})
-"""Options that are surely memest's, wherever they stand."""
+_OF_CARD = frozenset({"--gpu", "--gpu-memory", "--device-context", "--calibration"})
+"""Options that are taken for memest's behind a script too; not by other spellings (--profile)."""
 _TEXTS = {"--by": "by", "--depth": "depth", "--out": "out", "--snapshot": "snapshot"}
 
 _FILES = tuple(".yaml .yml .toml .json .py .ipynb .bin .sh .bash .sbatch .slurm".split())
@@ -279,7 +279,7 @@ def _own_behind(launch: Sequence[str], before: Sequence[str]) -> tuple[list[str]
 
     Args:
         launch: the launch command.
-        before: what stands in front of it; an option there leaves the script's of that name alone.
+        before: what stands in front of it; an option there leaves that of its name to the script.
     """
     from memest.readers.command_words import split_command
 
@@ -287,25 +287,28 @@ def _own_behind(launch: Sequence[str], before: Sequence[str]) -> tuple[list[str]
         behind = list(split_command(launch).words)
     except ConfigError:
         return [], list(launch)
-    # a command that is quoted as one word of another has no words behind it
     at = len(launch) - len(behind)
-    if list(launch[at:]) != behind:
+    if list(launch[at:]) != behind:  # they stand in quotes, in one word of another command
         return [], list(launch)
+    named = {_dashed(word) for word in before}
     own: list[str] = []
     kept = list(launch[:at])
     while behind:
         word = behind.pop(0)
-        flag, equals, _ = word.replace("_", "-").partition("=")
-        option = options_by_flag().get(flag)
         if word in ("--json", "--quiet", "-q"):
             own.append(word)
-        elif option is None or option.name not in _NO_SCRIPT_HAS or flag in before:
+        elif _dashed(word) not in _OF_CARD - named:
             kept.append(word)
         else:
             own.append(word)
-            if not equals and behind:
+            if "=" not in word and behind:
                 own.append(behind.pop(0))
     return own, kept
+
+
+def _dashed(word: str) -> str:
+    """The option that a word names, without its value."""
+    return word.partition("=")[0].replace("_", "-")
 
 
 def _may_be_file(model: str) -> bool:
