@@ -242,7 +242,7 @@ def _frontier(
                     "safe": largest.safe,
                 }
             )
-            captions.append(limit_sentence(largest, answer.model, answer.of))
+            captions.append(limit_sentence(answer, largest))
     for gpu, frontier in frontiers.items():
         draw[gpu](frontier)
     st.markdown("##### The largest batch at each length")

@@ -73,6 +73,8 @@ HELP_GROUP = "--help-group"
 """How the word after ``--help`` reaches a command, which hides it."""
 SWITCHED_OFF = "--switched-off"
 """How a switch with a word for false reaches a command, which hides it."""
+_ONE_RUN = ("estimate", "fits", "read", "max-batch", "stages", "advise")
+"""Commands whose only positional is the model: a launch command may stand in its place."""
 _OUTPUT = {
     "--json": "as_json",
     "--quiet": "quiet",
@@ -81,6 +83,8 @@ _OUTPUT = {
     "--ascii": "ascii_only",
     "--debug": "debug",
 }
+_OF_CARD = frozenset({"--gpu", "--gpu-memory", "--device-context", "--calibration"})
+"""Options that are taken for memest's behind a script too; not by other spellings (--profile)."""
 _TEXTS = {"--by": "by", "--depth": "depth", "--out": "out", "--snapshot": "snapshot"}
 
 _FILES = tuple(".yaml .yml .toml .json .py .ipynb .bin .sh .bash .sbatch .slurm".split())
@@ -252,7 +256,7 @@ def refuse_launch(words: Sequence[str]) -> None:
     Raises:
         ConfigError: with the very command to type.
     """
-    if not words or words[0] not in ESTIMATING or "--" in words:
+    if not words or words[0] not in _ONE_RUN or "--" in words:
         return
     from memest.readers.command_words import begins_launch
 
@@ -262,11 +266,49 @@ def refuse_launch(words: Sequence[str]) -> None:
         is_switch = flag in _OUTPUT or (option is not None and option.kind is Kind.SWITCH)
         is_value = flag.startswith("-") and "=" not in flag and not is_switch
         if not is_value and not words[at].startswith("-") and begins_launch(words[at:]):
-            command = f"memest {shlex.join([*words[:at], '--', *words[at:]])}"
+            own, launch = _own_behind(words[at:], words[:at])
+            command = f"memest {shlex.join([*words[:at], *own, '--', *launch])}"
             raise ConfigError(
                 f"{words[at]} begins a launch command, which stands behind --: {command} (memest's "
                 "own options, such as --gpu, in front of --; nothing is run)."
             )
+
+
+def _own_behind(launch: Sequence[str], before: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What is memest's of the words behind a launch command's script, and the command without it.
+
+    Args:
+        launch: the launch command.
+        before: what stands in front of it; an option there leaves that of its name to the script.
+    """
+    from memest.readers.command_words import split_command
+
+    try:
+        behind = list(split_command(launch).words)
+    except ConfigError:
+        return [], list(launch)
+    at = len(launch) - len(behind)
+    if list(launch[at:]) != behind:  # they stand in quotes, in one word of another command
+        return [], list(launch)
+    named = {_dashed(word) for word in before}
+    own: list[str] = []
+    kept = list(launch[:at])
+    while behind:
+        word = behind.pop(0)
+        if word in ("--json", "--quiet", "-q"):
+            own.append(word)
+        elif _dashed(word) not in _OF_CARD - named:
+            kept.append(word)
+        else:
+            own.append(word)
+            if "=" not in word and behind:
+                own.append(behind.pop(0))
+    return own, kept
+
+
+def _dashed(word: str) -> str:
+    """The option that a word names, without its value."""
+    return word.partition("=")[0].replace("_", "-")
 
 
 def _may_be_file(model: str) -> bool:

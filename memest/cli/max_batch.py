@@ -45,7 +45,7 @@ def max_batch(
         bool,
         switch(
             "--no-tips",
-            "Leave out what would make the smallest fit, which is looked for where it does not.",
+            "Leave out what would make a batch of 1 fit, which is looked for where it does not.",
             panel=OUTPUT,
         ),
     ] = False,
@@ -57,6 +57,7 @@ def max_batch(
     For example: memest max-batch bert-large-uncased --fp16 --gpu rtx-3090
     """
     from memest.cli.answering import exit_code, find_tips
+    from memest.report.max_batch_result import SizeAxis
     from memest.search.max_batch import max_batch as search
 
     with output.working() as progress:
@@ -67,9 +68,11 @@ def max_batch(
         effort = None if answer.setup.torch_compile else {"quick": True}
         return find_tips(str(model), smallest, output, answer.answers[0].verdict, effort)
 
+    # nobody trains on a length of 1, so what would make that fit is no help
+    has_tips = answer.of is SizeAxis.BATCH and not (no_tips or answer.safe)
     output.put(
         answer,
         lambda: (f"{largest.safe}" for largest in answer.answers),
-        tips=None if no_tips or answer.safe else tips_of_smallest,
+        tips=tips_of_smallest if has_tips else None,
     )
     return exit_code(*(largest.verdict for largest in answer.answers))

@@ -31,6 +31,8 @@ PROCESS_STARTERS = tuple(
 SHELL_SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm")
 
 _SHELLS = ("bash", "sh", "zsh")
+_WRAPPERS = (*_SHELLS, "env", "nohup", "uv")
+"""What starts one program, which is named behind it."""
 _SHELL = re.compile(r"(\d*>>?|&>>?)(?!=)|[|&;]+$|<$")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
@@ -251,6 +253,8 @@ def begins_launch(words: Sequence[str]) -> bool:
         True
         >>> begins_launch(["train.py", "--bf16"]), begins_launch(["deepspeed"])
         (False, False)
+        >>> begins_launch(["uv", "run", "train.py"]), begins_launch(["bash", "--bf16"])
+        (True, False)
     """
     words = list(words)
     while words and _ASSIGNMENT.match(words[0]):
@@ -258,6 +262,8 @@ def begins_launch(words: Sequence[str]) -> bool:
     if len(words) < 2:
         return False
     name = words[0].rpartition("/")[2]
+    if name in _WRAPPERS:
+        return any(starts_program(words[place:]) for place in range(1, len(words)))
     is_script = words[0].endswith((".py", *SHELL_SUFFIXES))
     return name in PROCESS_STARTERS or (starts_program(words) and not is_script)
 

@@ -29,7 +29,7 @@ from memest.report.terminal import (
     room_for_bar,
     section,
 )
-from memest.report.words import setup_items
+from memest.report.words import each_gpu, setup_items
 from memest.units import format_delta, format_size
 
 __all__ = ["effective_sentence", "limit_sentence", "max_batch_parts"]
@@ -43,39 +43,51 @@ _NAMES = {
 }
 
 
-def limit_sentence(answer: Largest, model: str, of: SizeAxis, smallest: int = 1) -> str:
-    """The answer for one GPU in one sentence.
+def limit_sentence(result: MaxBatch, answer: Largest) -> str:
+    """The answer for one GPU, or for each of several, in one sentence.
 
     Args:
-        answer: for the GPU.
-        model: name of the model.
-        of: what was looked for.
-        smallest: size that was looked at.
+        result: what was looked for.
+        answer: one of its answers.
     """
-    name, phrase = _NAMES[of]
-    gpu_text = f"{answer.gpu} ({format_size(answer.usable_bytes)} usable)"
+    name, phrase = _NAMES[result.of]
+    model, each = result.model, each_gpu(result.setup)
+    usable = f"{format_size(answer.usable_bytes)} usable"
     if answer.largest == 0:
-        smallest_point = answer.at(smallest)
+        smallest_point = answer.at(result.step)
         need = (
             ""
             if smallest_point is None
-            else f": it needs {format_size(smallest_point.device_bytes)}"
+            else f": it needs {format_size(smallest_point.device_bytes)}{each}"
         )
-        return f"Not even {phrase.format(smallest)} of {model} runs on {gpu_text}{need}."
+        smallest = phrase.format(result.step)
+        return f"Not even {smallest} of {model} runs on {answer.gpu} ({usable}){need}."
+    gpu_text = f"{answer.gpu} ({usable}{each})"
     size, end = f"{answer.largest:,}", ""
     if answer.end is CurveEnd.SEARCH:
         size, end = f"at least {size}", ", where the search ends"
     elif answer.end is CurveEnd.MODEL:
         end = ", the most the model takes"
+    total = _total_words(result, answer.safe)
     if answer.safe == answer.largest:
         joint = ";" if answer.end is CurveEnd.GPU else ", and"
+        size += total
         return f"The largest {name} of {model} on {gpu_text} is {size}{end}{joint} it is safe."
     more = (
         f"{'up to ' if answer.end is CurveEnd.GPU else ''}{size}{end}{',' if end else ''} may run"
     )
     if answer.safe == 0:
         return f"No {name} of {model} is safe on {gpu_text}; {more}."
-    return f"The largest safe {name} of {model} on {gpu_text} is {answer.safe:,}; {more}."
+    safe = f"{answer.safe:,}{total}"
+    return f"The largest safe {name} of {model} on {gpu_text} is {safe}; {more}."
+
+
+def _total_words(result: MaxBatch, batch: int) -> str:
+    """What GPUs with batches of their own have together; empty for anything else."""
+    ranks = result.setup.distributed.data_ranks
+    if result.of is not SizeAxis.BATCH or ranks == 1:
+        return ""
+    return f" ({batch * ranks:,} on all GPUs)"
 
 
 def effective_sentence(effective: EffectiveBatch, samples: int) -> str:
@@ -102,7 +114,7 @@ def max_batch_parts(
     """
     glyphs = page.glyphs
     for answer in result.answers:
-        yield Text(limit_sentence(answer, result.model, result.of, result.step), style="bold")
+        yield Text(limit_sentence(result, answer), style="bold")
     items = _setup_words(result, glyphs)
     yield Text(f" {glyphs.dot} ".join(items), style="dim")
     if tips is not None and (found := tips()) is not None:

@@ -17,7 +17,7 @@ from memest.report.result import Estimate, Verdict
 from memest.report.stages_result import StageRow, StageTable
 from memest.report.suggestions import Suggestion, Suggestions
 from memest.report.terminal import VERDICT_STYLES, Glyphs, Grid, Page, bullets
-from memest.report.words import batch_count, moment_text, setup_items
+from memest.report.words import batch_count, each_gpu, moment_text, setup_items
 from memest.units import GIB, format_delta, format_size
 
 __all__ = [
@@ -155,15 +155,21 @@ def advice_sentence(advice: Advice) -> str:
         best_plan = advice.plans[0]
         fit = best_plan.estimate.gpu
         assert fit is not None
-        size = f"{format_size(fit.device_bytes)} of {format_size(advice.usable_bytes)}"
+        each = each_gpu(best_plan.estimate.setup)
+        size = f"{format_size(fit.device_bytes)} of {format_size(advice.usable_bytes)}{each}"
+        changes = ""
+        if best_plan.changes_training:
+            words = "; ".join(best_plan.changes_training)
+            changes = f"; nothing surely fits as asked, so this changes the training: {words}"
         if advice.unpriced:
             reason = f"not priced: {'; '.join(advice.unpriced)}"
-            return f"Cannot say: {subject}: {plan_words(best_plan)}, {size}; {reason}."
+            return f"Cannot say: {subject}: {plan_words(best_plan)}, {size}{changes}; {reason}."
         if best_plan.verdict is Verdict.FITS:
-            return f"Fits: {subject}: {plan_words(best_plan)}, {size}."
+            return f"Fits: {subject}: {plan_words(best_plan)}, {size}{changes}."
         high = format_size(best_plan.estimate.interval.high_bytes)
         verdict = best_plan.verdict.value.capitalize()
-        return f"{verdict}: {subject}: {plan_words(best_plan)}, {size}, may take up to {high}."
+        size += f", may take up to {high}"
+        return f"{verdict}: {subject}: {plan_words(best_plan)}, {size}{changes}."
     closest = advice.closest
     assert closest is not None
     miss = advice.miss_bytes
@@ -172,7 +178,9 @@ def advice_sentence(advice: Advice) -> str:
         return (
             f"Cannot say: {subject}: by what is priced nothing fits; the run takes less: {words}."
         )
-    miss_text = f"misses by {format_size(miss)}" if miss else "runs out of memory all the same"
+    miss_text = "runs out of memory all the same"
+    if miss:
+        miss_text = f"misses by {format_size(miss)}{each_gpu(closest.estimate.setup)}"
     sentence = f"Does not fit: {subject}: the closest plan, {plan_words(closest)}, {miss_text}."
     fitting = advice.otherwise.changes if advice.otherwise is not None else ()
     if fitting:

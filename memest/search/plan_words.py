@@ -248,10 +248,7 @@ def _precision(candidate: Candidate, finder: Finder, candidates: Sequence[Candid
     precision = finder.probe.profile.setup.precision
     combo = candidate.combo
     if combo.precision is precision:
-        is_trl = not candidate.estimate.setup.method.is_supervised
-        is_default = is_trl and precision is Precision.BF16
-        why = "TRL's default" if is_default else "as the run has it"
-        return PlanStep(option="precision", value=precision.value, why=why)
+        return PlanStep(option="precision", value=precision.value, why="as the run has it")
     requested_combo = replace(combo, precision=precision)
     rivals = [c for c in candidates if c.combo == requested_combo and c.verdict is Verdict.FITS]
     if rivals:

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from memest.config.parallelism import Distributed
 from memest.config.setup import Setup
 from memest.report.findings import Advice, Plan, PlanStep
 from memest.report.result import Verdict
@@ -107,6 +108,24 @@ def test_sentences(several, none, samples):
     tight = advice([plan(samples["tight"], batch=32)])
     assert advice_sentence(tight).startswith("Tight: ")
     assert "may take up to" in advice_sentence(tight)
+
+
+def test_the_first_sentence_says_when_the_best_plan_changes_the_training(several, samples):
+    sgd = plan(samples["fits"], batch=32, changes=("sgd in place of adamw_torch_fused",))
+    assert advice_sentence(advice([sgd])).endswith(
+        "; nothing surely fits as asked, so this changes the training: sgd in place of "
+        "adamw_torch_fused."
+    )
+    assert any(each.changes_training for each in several.plans)
+    assert "changes the training" not in advice_sentence(several)
+
+
+def test_the_first_sentence_says_that_figures_are_of_each_gpu(samples):
+    ranks = Distributed(num_gpus=4)
+    fits = plan(samples["fits"], batch=32, distributed=ranks)
+    assert advice_sentence(advice([fits])).endswith(" of 23.65 GiB on each of 4 GPUs.")
+    none = plan(samples["does_not_fit"], batch=1, distributed=ranks)
+    assert advice_sentence(advice(closest=none)).endswith(" on each of 4 GPUs.")
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from memest.cli.argv import refuse_launch, with_launch
 from memest.cli.main import run
 from memest.cli.parameters import read_question
 from memest.config.options import setup_from_options
+from memest.errors import ConfigError
 from support.paths import RUN_CONFIGURATIONS
 
 MODEL = {
@@ -173,12 +174,12 @@ def test_one_word_after_two_dashes_is_a_model():
     assert with_launch(["gpus", "--", "a", "b"]) == ["gpus", "--", "a", "b"]
 
 
-@pytest.mark.parametrize("command", ["estimate", "fits", "max-batch", "advise", "compare"])
+@pytest.mark.parametrize("command", ["estimate", "fits", "max-batch", "advise", "stages"])
 @pytest.mark.parametrize(
     "launch",
     ["torchrun --nproc-per-node 4 train.py --batch 8", "python train.py", "deepspeed train.py",
      "CUDA_VISIBLE_DEVICES=0 accelerate launch train.py", "srun -n 4 python train.py",
-     "axolotl train run.yaml"],
+     "axolotl train run.yaml", "bash run.sh", "uv run train.py", "nohup python train.py"],
 )  # fmt: skip
 def test_a_launch_command_without_two_dashes_is_told_how(command, launch, capsys):
     """Nobody can tell whose options are whose, so the command to type is said."""
@@ -191,8 +192,30 @@ def test_a_launch_command_without_two_dashes_is_told_how(command, launch, capsys
 
 
 @pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("torchrun train.py --gpu t4", "--gpu t4 -- torchrun train.py"),
+        ("python train.py --gpu_memory=3GiB --bs 2 -q --gpu t4 --lr 1",
+         "--gpu_memory=3GiB -q --gpu t4 -- python train.py --bs 2 --lr 1"),
+        ("accelerate launch -q train.py --json", "--json -- accelerate launch -q train.py"),
+        ("--gpu=t4 python train.py --gpu 0", "--gpu=t4 -- python train.py --gpu 0"),
+        ("python train.py --profile --gpu t4", "--gpu t4 -- python train.py --profile"),
+        ("trl sft --batch 2 --gpu t4", "--gpu t4 -- trl sft --batch 2"),
+        ("srun --wrap 'python train.py --gpu t4'", "-- srun --wrap 'python train.py --gpu t4'"),
+    ],
+)  # fmt: skip
+def test_options_that_are_surely_memests_are_told_in_front(typed, told):
+    """Only behind the script; what names the card twice, or is quoted, stays where it is."""
+    with pytest.raises(ConfigError) as refused:
+        refuse_launch(["fits", *shlex.split(typed)])
+    assert f": memest fits {told} (memest's own" in str(refused.value)
+
+
+@pytest.mark.parametrize(
     "words",
-    ["estimate train.py --bf16", "estimate --config-format deepspeed ds.json", "estimate gpt2",
+    ["compare gpt2 python train.py", "explain-oom python train.py", "sweep gpt2 python train.py",
+     "estimate bash", "estimate uv --bf16", "estimate train.py --bf16",
+     "estimate --config-format deepspeed ds.json", "estimate gpt2",
      "estimate deepspeed", "estimate --launch python train.py", "gpus python train.py",
      "estimate -- python train.py"],
 )  # fmt: skip

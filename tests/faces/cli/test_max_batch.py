@@ -5,6 +5,7 @@ import json
 import pytest
 
 from memest.cli.answering import exit_code
+from memest.config.parallelism import Distributed
 from memest.config.setup import MAX_BATCH, Setup
 from memest.report.max_batch_result import (
     CurveEnd,
@@ -105,33 +106,51 @@ def test_the_line_is_the_memory_of_the_card():
     assert len(places) == 1
 
 
+def limit_of(answer, **more):
+    return limit_sentence(result(answer, model="m", **more), answer)
+
+
 class TestSentences:
     def test_verdicts(self):
-        said = limit_sentence(largest(), "m", SizeAxis.BATCH)
+        said = limit_of(largest())
         assert said == (
             "The largest safe batch of m on NVIDIA GeForce RTX 3090 (23.70 GiB usable) is 36; up "
             "to 37 may run."
         )
-        assert limit_sentence(largest(safe=37), "m", SizeAxis.BATCH).endswith(" is 37; it is safe.")
-        assert limit_sentence(largest(safe=0), "m", SizeAxis.BATCH) == (
+        assert limit_of(largest(safe=37)).endswith(" is 37; it is safe.")
+        assert limit_of(largest(safe=0)) == (
             "No batch of m is safe on NVIDIA GeForce RTX 3090 (23.70 GiB usable); up to 37 may run."
         )
 
     def test_other_ends(self):
         model = largest(top=512, safe=512, end=CurveEnd.MODEL)
-        assert limit_sentence(model, "m", SizeAxis.SEQ_LEN).endswith(
+        assert limit_of(model, of=SizeAxis.SEQ_LEN).endswith(
             "is 512, the most the model takes, and it is safe."
         )
         search = largest(top=MAX_BATCH, safe=9, end=CurveEnd.SEARCH)
-        assert limit_sentence(search, "m", SizeAxis.BATCH).endswith(
+        assert limit_of(search).endswith(
             " is 9; at least 1,048,576, where the search ends, may run."
         )
 
     def test_none(self):
         none = largest("NVIDIA A2", 2 * GIB, 0, 0)
-        assert limit_sentence(none, "m", SizeAxis.BATCH, smallest=1) == (
+        assert limit_of(none) == (
             "Not even a batch of 1 of m runs on NVIDIA A2 (2.00 GiB usable): it needs 5.09 GiB."
         )
+
+    def test_several_gpus(self):
+        ranks = Distributed(num_gpus=4)
+        each = {"setup": Setup(batch=37, seq_len=512, distributed=ranks)}
+        assert limit_of(largest(), **each) == (
+            "The largest safe batch of m on NVIDIA GeForce RTX 3090 (23.70 GiB usable on each of 4 "
+            "GPUs) is 36 (144 on all GPUs); up to 37 may run."
+        )
+        assert limit_of(largest(safe=37), **each).endswith(" is 37 (148 on all GPUs); it is safe.")
+        assert limit_of(largest(), of=SizeAxis.SEQ_LEN, **each).endswith(
+            " on each of 4 GPUs) is 36; up to 37 may run."
+        )
+        none = largest("NVIDIA A2", 2 * GIB, 0, 0)
+        assert limit_of(none, **each).endswith(": it needs 5.09 GiB on each of 4 GPUs.")
 
     def test_an_estimate_does_not_take_the_end_of_its_search_for_the_answer(self, samples, replace):
         fits = samples["fits"]
@@ -189,6 +208,7 @@ def test_not_even_one(cli):
     told = "(trains adapters only)"
     assert told in cli(*line).stdout
     assert told not in cli(*line, "--no-tips").stdout
+    assert told not in cli(*line, "--of", "seq-len").stdout  # nobody trains on one token
 
 
 @pytest.mark.parametrize(
