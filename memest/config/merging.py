@@ -55,7 +55,7 @@ def merge_all(values: dict[str, Any], base: Setup | None) -> None:
             f"--method sft and --loop {values['loop']} exclude each other: what is priced is "
             "TRL's trainer. Drop one of them."
         )
-    implied = {} if base is not None else implied_options(values)
+    implied = implied_options(values) if base is None else _of_sft_trainer(values, base)
     _merge_precision(values, base)
     _expand_qlora(values, base)
     _merge_deepspeed(values, base)
@@ -112,9 +112,26 @@ def implied_options(options: Mapping[str, Any]) -> dict[str, Any]:
     names_autocast = is_on("fp16") or any(options.get(name) is not None for name in _BF16_NAMES)
     if is_trl and not names_autocast:
         out["precision"] = Precision.BF16.value
-    if by_sft_trainer and not is_on("use_liger_kernel"):
-        out["fused_loss"] = "trl-fused"
-    if by_sft_trainer and is_quantised:
+    if by_sft_trainer:
+        out |= _made_by_sft_trainer(liger=is_on("use_liger_kernel"), quantised=is_quantised)
+    return out
+
+
+def _of_sft_trainer(options: Mapping[str, Any], base: Setup) -> dict[str, Any]:
+    """What a run gets by SFTTrainer in place of its trainer, for whom its other options stand."""
+    if not _is_sft(options):
+        return {}
+    named = any(options.get(name) for name in ("quantization", *_OF_BASES))
+    return _made_by_sft_trainer(
+        liger=read_bool("use_liger_kernel", options.get("use_liger_kernel", base.use_liger_kernel)),
+        quantised=named or base.quantization is not None,
+    )
+
+
+def _made_by_sft_trainer(*, liger: bool, quantised: bool) -> dict[str, Any]:
+    """What SFTTrainer does whatever its configuration says (TRL 1.16), beside Liger or a base."""
+    out: dict[str, Any] = {} if liger else {"fused_loss": "trl-fused"}
+    if quantised:
         out |= {"prepare_kbit": False, "cast_weights": ("trainable=bfloat16",)}
     return out
 

@@ -137,10 +137,16 @@ def _comparison_table(first: Scenario, others: Sequence[Scenario], glyphs: Glyph
     if first.estimate.gpu is not None:
         words("verdict", _verdict)
     if first.estimate.max_batch is not None:
-        words("largest batch", lambda s: Text(batch_count(s.estimate.max_batch or 0)))
+        words("largest batch", _largest_batch)
     if first.relative_time is not None:
         words("time of a sample", lambda s: Text(f"{s.relative_time:.2f} {glyphs.times}"))
     return table
+
+
+def _largest_batch(scenario: Scenario) -> Text:
+    """Its number; it is looked for where that takes no trace of each batch."""
+    largest = scenario.estimate.max_batch
+    return Text("not looked for" if largest is None else batch_count(largest))
 
 
 def _verdict(scenario: Scenario) -> Text:
