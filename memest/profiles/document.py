@@ -417,13 +417,24 @@ def _read_value(document: Any, places: int) -> Any:
             return Ref(document["n"])
         _require(document["dtype"] in DTYPE_BYTES, "dtype")
         return TensorSpec(
-            _read_value(document["shape"], places),
-            _read_value(document["stride"], places),
+            _read_extents(document["shape"], places),
+            _read_extents(document["stride"], places),
             document["dtype"],
             bool(document.get("host", False)),
         )
     _require(document is None or isinstance(document, (bool, int, float, str)), "value")
     return document
+
+
+def _read_extents(document: Any, places: int) -> tuple[Any, ...]:
+    """A shape or a stride: whole numbers, and places of those that vary."""
+    extents = _read_value(document, places)
+    _require(
+        isinstance(extents, tuple) and all(isinstance(each, (int, Ref)) for each in extents),
+        "extents",
+    )
+    whole: tuple[Any, ...] = extents
+    return whole
 
 
 def _fields(call: SdpaCall) -> dict[str, Any]:
@@ -442,8 +453,8 @@ def _read_weight(document: Any, places: int) -> Weight:
     _require(len(kept_dtypes) < 2 and all(one in DTYPE_BYTES for one in kept_dtypes), "weight")
     return Weight(
         _text(name),
-        _read_value(shape, places),
-        _read_value(stride, places),
+        _read_extents(shape, places),
+        _read_extents(stride, places),
         dtype,
         trains=bool(flags & 1),
         decays=bool(flags & 2),

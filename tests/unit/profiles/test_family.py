@@ -263,6 +263,15 @@ def test_a_damaged_family_is_none_or_can_be_asked(family, data):
         return
 
 
+@pytest.mark.parametrize("shape", [None, 3, "ab", [None]])
+def test_a_weight_whose_shape_is_none_is_damage(family, shape):
+    document = family_to_json(family)
+    document["weights"][0][1] = shape
+
+    with pytest.raises(BadDocumentError):
+        family_from_json(document)
+
+
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(
     document=st.recursive(
