@@ -153,6 +153,9 @@ def normalise(argv: Sequence[str]) -> list[str]:
     Returns:
         Arguments for Typer. Everything after ``--`` is left alone.
 
+    Raises:
+        ConfigError: an option's value is missing.
+
     Example:
         >>> normalise(["--bf16", "True", "--per_device_train_batch_size=4", "--checkpointing"])
         ['--bf16', '--batch=4', '--checkpointing=full']
@@ -201,10 +204,18 @@ def normalise(argv: Sequence[str]) -> list[str]:
             tokens.append(f"{flag}={words.get(word.lower(), word)}")
         else:
             tokens.append(flag if value is None else f"{flag}={value}")
-            # a value may look like an option ("-1", "--x"); it is the next word all the same
-            if value is None and waiting:
+            if value is None:
+                _check_value(option, spelling, waiting)
+                # it may look like an option ("-1", "--x"), but is none
                 tokens.append(waiting.pop(0))
     return tokens
+
+
+def _check_value(option: Option, spelling: str, waiting: Sequence[str]) -> None:
+    """Refuse an option at the end of the words or in front of another: its value is missing."""
+    following = waiting[0].partition("=")[0].replace("_", "-") if waiting else "--"
+    if following == "--" or following in _OUTPUT or following in options_by_flag():
+        raise ConfigError(f"{spelling} needs a value: {spelling} {option.metavar}. {option.line}")
 
 
 def as_typed(message: str, argv: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 import pytest
 
 from memest.cli.argv import closest_flags, normalise
+from memest.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -38,10 +39,9 @@ from memest.cli.argv import closest_flags, normalise
         (["--activation-checkpointing", "gpt2"], ["--checkpointing=full", "gpt2"]),
         (["--checkpointing", "ful"], ["--checkpointing=ful"]),
         (["--max_grad_norm", "-1"], ["--max-grad-norm", "-1"]),
-        (["--freeze", "--bf16"], ["--freeze", "--bf16"]),
+        (["--freeze", "--mine"], ["--freeze", "--mine"]),
         (["--freeze", "a_b=c_d"], ["--freeze", "a_b=c_d"]),
         (["--foo_bar=c_d"], ["--foo-bar=c_d"]),
-        (["--optim"], ["--optim"]),
         (["estimate", "--help"], ["estimate", "--help"]),
         (["estimate", "--help", "--batch", "8"], ["estimate", "--help", "--batch", "8"]),
         (["estimate", "--help", "peft"], ["estimate", "--help-group=peft", "--help"]),
@@ -55,6 +55,20 @@ from memest.cli.argv import closest_flags, normalise
 )
 def test_normalise(given, expected):
     assert normalise(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "flag"),
+    [
+        (["--fsdp", "--num-gpus", "4"], "--fsdp"),
+        (["--optim"], "--optim"),
+        (["--gpu", "-q"], "--gpu"),
+        (["--per_device_train_batch_size", "--no_such=x", "--lora-r", "--"], "--lora-r"),
+    ],
+)
+def test_a_value_that_is_missing_is_named(given, flag):
+    with pytest.raises(ConfigError, match=f"{flag} needs a value: {flag} [A-Z]+. "):
+        normalise(given)
 
 
 def test_normalise_is_idempotent():

@@ -43,7 +43,7 @@ def model(tmp_path_factory):
             ["--per_device_train_batch_size 'x'"],
         ),
         ("estimate MODEL --max_seq_length 65", 2, ["Use --max_seq_length 64 or less"]),
-        ("estimate MODEL --batch", 2, ["requires an argument"]),
+        ("estimate MODEL --batch", 2, ["needs a value"]),
         ("estimate MODEL --seq-len 99999999999", 2, ["out of range"]),
         ("estimate MODEL --bach 4", 2, ["--bach", "Did you mean --batch"]),
         ("estimate MODEL --per-device-batch-sise 4", 2, ["--per-device-batch-size"]),
