@@ -298,6 +298,12 @@ _CLOSEST = {
     "bco": "--method kto learns from single answers too. ",
 }
 """What is priced of the kind of a method that is not."""
+_BESIDE_A_METHOD = {
+    **dict.fromkeys(("lora", "peft", "adapter", "adapters"), "--peft lora"),
+    "qlora": "--qlora",
+    "dora": "--use-dora",
+}
+"""Which weights train, which goes with any method."""
 
 
 def read_method(value: Any) -> Method:
@@ -311,6 +317,11 @@ def read_method(value: Any) -> Method:
     text = str(value).strip().lower().replace("_", "-")
     if text in _METHODS:
         return _METHODS[text]
+    if text in _BESIDE_A_METHOD:
+        raise ConfigError(
+            f"--method {value} is not what is trained for but which weights train: write "
+            f"{_BESIDE_A_METHOD[text]}, with --method or without."
+        )
     if text in _UNPRICED_METHODS:
         gone = "TRL 1.16 has no trainer of it any more, and " if text in _GONE_METHODS else ""
         raise ConfigError(
@@ -319,7 +330,7 @@ def read_method(value: Any) -> Method:
             f"{', '.join(Method)}. A lower bound is the step alone: leave --method out and add "
             f"--unpriced {text}."
         )
-    raise not_legal(f"--method {value!r}", text, list(Method))
+    raise not_legal(f"--method {value!r}", text, [*Method, "sft"])
 
 
 def check_whole_number(option: str, value: Any, low: int, high: int) -> int:

@@ -36,7 +36,7 @@ _SAYS: dict[str, str] = {
         "--checkpointing full",
     ),
     "full": "nothing: all weights are trained unless adapters are named",
-    "sft": "nothing: a supervised step is what is priced",
+    "sft": "--method sft for TRL's SFTTrainer; a supervised step of the Trainer is the default",
     **dict.fromkeys("use_vllm vllm".split(), "--engine vllm, or --engine server"),
     "rloo_k": "--num-generations N; --batch counts completions, not prompts",
     "unsloth": "a script of Unsloth's as the question: memest fits train.py",

@@ -44,6 +44,8 @@ def model(tmp_path_factory):
         ),
         ("estimate MODEL --max_seq_length 65", 2, ["Use --max_seq_length 64 or less"]),
         ("estimate MODEL --batch", 2, ["needs a value"]),
+        ("estimate MODEL --method qlora", 2, ["write --qlora, with --method or without"]),
+        ("estimate MODEL --method sf", 2, ["Did you mean 'sft'?"]),
         ("estimate MODEL --seq-len 99999999999", 2, ["out of range"]),
         ("estimate MODEL --bach 4", 2, ["--bach", "Did you mean --batch"]),
         ("estimate MODEL --per-device-batch-sise 4", 2, ["--per-device-batch-size"]),
