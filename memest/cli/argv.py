@@ -154,7 +154,7 @@ def normalise(argv: Sequence[str]) -> list[str]:
         Arguments for Typer. Everything after ``--`` is left alone.
 
     Raises:
-        ConfigError: an option's value is missing.
+        ConfigError: an option's value is missing, or a switch has one.
 
     Example:
         >>> normalise(["--bf16", "True", "--per_device_train_batch_size=4", "--checkpointing"])
@@ -162,6 +162,7 @@ def normalise(argv: Sequence[str]) -> list[str]:
     """
     tokens: list[str] = []
     waiting = list(argv)
+    has_model = False
     while waiting:
         token = waiting.pop(0)
         if token == "--":  # noqa: S105 - a word of the command line
@@ -170,6 +171,7 @@ def normalise(argv: Sequence[str]) -> list[str]:
             tokens += _help_tokens(token, waiting)
             continue
         if not token.startswith("--"):
+            has_model = has_model or _is_model(token, tokens)
             tokens.append(token)
             continue
         spelling, equals, inline_value = token.partition("=")
@@ -190,6 +192,11 @@ def normalise(argv: Sequence[str]) -> list[str]:
         if option.kind in (Kind.SWITCH, Kind.EITHER):
             if value is None and waiting and waiting[0].lower() in _TRUE | _FALSE:
                 value = waiting.pop(0)
+            elif has_model and waiting and not waiting[0].startswith("-"):
+                refuse_launch(argv)
+                raise ConfigError(
+                    f"{spelling} is a switch and takes no value: leave {waiting[0]} out."
+                )
             if option.kind is Kind.SWITCH:
                 tokens += _switch(option, value, tokens)
             else:
@@ -205,17 +212,27 @@ def normalise(argv: Sequence[str]) -> list[str]:
         else:
             tokens.append(flag if value is None else f"{flag}={value}")
             if value is None:
-                _check_value(option, spelling, waiting)
+                if _lacks_value(waiting):
+                    refuse_launch(argv)
+                    raise ConfigError(
+                        f"{spelling} needs a value: {spelling} {option.metavar}. {option.line}"
+                    )
                 # it may look like an option ("-1", "--x"), but is none
                 tokens.append(waiting.pop(0))
     return tokens
 
 
-def _check_value(option: Option, spelling: str, waiting: Sequence[str]) -> None:
-    """Refuse an option at the end of the words or in front of another: its value is missing."""
+def _is_model(token: str, before: Sequence[str]) -> bool:
+    """Whether a word is the only positional that a command takes, its model."""
+    if not before or before[0] not in _ONE_RUN:
+        return False
+    return not token.startswith("-") and not before[-1].startswith("-")
+
+
+def _lacks_value(waiting: Sequence[str]) -> bool:
+    """Whether an option stands at the end of the words, or in front of another one."""
     following = waiting[0].partition("=")[0].replace("_", "-") if waiting else "--"
-    if following == "--" or following in _OUTPUT or following in options_by_flag():
-        raise ConfigError(f"{spelling} needs a value: {spelling} {option.metavar}. {option.line}")
+    return following == "--" or following in _OUTPUT or following in options_by_flag()
 
 
 def as_typed(message: str, argv: Sequence[str]) -> str:

@@ -71,6 +71,14 @@ def test_a_value_that_is_missing_is_named(given, flag):
         normalise(given)
 
 
+def test_a_word_behind_a_switch_is_no_value_of_it():
+    assert normalise(["fits", "--bf16", "gpt2"]) == ["fits", "--bf16", "gpt2"]
+    with pytest.raises(ConfigError, match="--offload-optimizer is a switch"):
+        normalise(["fits", "gpt2", "--offload-optimizer", "cpu"])
+    with pytest.raises(ConfigError, match="torchrun begins a launch command"):
+        normalise(["fits", "torchrun", "train.py", "--bf16", "gpt2"])
+
+
 def test_normalise_is_idempotent():
     given = ["--bf16", "True", "--use_cache", "no", "--gradient_checkpointing", "--batch_size", "4"]
     once = normalise(given)
