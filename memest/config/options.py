@@ -109,9 +109,11 @@ def read_whole(option: str, value: Any) -> int:
         with contextlib.suppress(TypeError, ValueError):
             # a count out of a NumPy array is a count
             return int(value) if isinstance(value, str) else operator.index(value)
-    raise ConfigError(
-        f"{option} {value!r} is not a whole number: write for example {option} {_digits(value)}."
-    )
+    problem = f"{option} {value!r} is not a whole number:"
+    if re.fullmatch(r"\d+([,:]x?\d+)+", str(value)):
+        axis = f"--over {option.lstrip('-')}={value}"
+        raise ConfigError(f"{problem} several are an axis of memest sweep, {axis}.")
+    raise ConfigError(f"{problem} write for example {option} {_digits(value)}.")
 
 
 def _digits(value: Any) -> int:

@@ -44,6 +44,7 @@ def model(tmp_path_factory):
         ),
         ("estimate MODEL --max_seq_length 65", 2, ["Use --max_seq_length 64 or less"]),
         ("estimate MODEL --batch", 2, ["needs a value"]),
+        ("sweep MODEL --batch 1:16:x2", 2, ["--over batch=1:16:x2"]),
         ("estimate MODEL --method qlora", 2, ["write --qlora, with --method or without"]),
         ("estimate MODEL --method sf", 2, ["Did you mean 'sft'?"]),
         ("estimate MODEL --seq-len 99999999999", 2, ["out of range"]),
