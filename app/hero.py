@@ -66,6 +66,7 @@ i.mm-over {border-left:3px solid #cf222e}
 .mm-fits {color:light-dark(#0b6b2d, #4cc26a); background:rgba(27,127,55,.1)}
 .mm-tight {color:light-dark(#7a4f00, #e3b341); background:rgba(154,103,0,.1)}
 .mm-no {color:light-dark(#b3161f, #ff7b72); background:rgba(207,34,46,.08)}
+.mm-asked {font-weight:700; box-shadow:0 0 0 1px}
 .mm-unseen {color:light-dark(#57606a, #9aa4af); border-style:dashed}
 .mm-strip small {font-size:.78rem; opacity:.85; margin-left:.3rem}
 .mm-small .mm-bar {height:1.9rem} .mm-small .mm-bar div div {display:none}

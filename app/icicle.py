@@ -92,18 +92,19 @@ def _add(
 
     A module that is all of the one around it stands in its row.
     """
-    names = [node.name or "all"]
+    names = [node.name]
     while len(inside := [child for child in node.children if child.total_bytes]) == 1 and (
-        inside[0].total_bytes == node.total_bytes and node.name
+        inside[0].total_bytes == node.total_bytes
     ):
         node = inside[0]
         names.append(node.name)
-        path = f"{path}/{node.name}"
+        path = f"{path}/{node.name}".lstrip("/")
+    name = ".".join(filter(None, names)) or "all"
     width = node.total_bytes / whole
     rows.append(
         {
             "path": path,
-            "name": ".".join(names) + (f" ({node.count} ×)" if node.count > 1 else ""),
+            "name": name + (f" ({node.count} ×)" if node.count > 1 else ""),
             "left": left,
             "right": left + width,
             "top": level,

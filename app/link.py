@@ -122,7 +122,7 @@ def read_question(params: Params) -> tuple[ExplorerQuestion, tuple[str, ...]]:
     """
     if not params:
         return DEFAULT_QUESTION, ()
-    gpus: tuple[str, ...] = (DEFAULT_GPU,)
+    gpus: tuple[str, ...] = () if "gpu_memory" in params else (DEFAULT_GPU,)
     said: list[str] = []
     read: dict[str, dict[str, Any]] = {}
     for name, values in params.items():

@@ -16,7 +16,7 @@ from memest.app.words import plain
 from memest.report.findings import Advice, Plan
 from memest.report.result import Verdict
 from memest.report.suggestions import Suggestions
-from memest.report.tables import advice_sentence, plan_words
+from memest.report.tables import advice_sentence, plan_words, training_words
 from memest.units import format_delta, format_size
 
 __all__ = ["show"]
@@ -79,6 +79,7 @@ def _headline(answer: Advice) -> str:
     count = len(answer.plans)
     many = f"{count} plans, the fastest first" if count > 1 else "one plan"
     words = f"on {answer.gpu} with {answer.effective_batch:,} samples a step: {many}"
+    words += training_words(best)
     if answer.unpriced:
         return f"{words}; not priced: {'; '.join(answer.unpriced)}"
     if best.verdict is not Verdict.FITS:

@@ -76,7 +76,7 @@ def show(question: ExplorerQuestion, draw_inputs: Callable[[], None]) -> None:
             delta_reasons(pinned_answer, answer)
         _behind(question, answer)
     # last, for these take longer than the verdict
-    _fill(cards, question)
+    _fill(cards, question, answer)
     full_answer = waiting.attempt(
         partial(answers.estimate, question, max_batch=True), "Looking for the largest batch"
     )
@@ -108,21 +108,28 @@ def _hero(question: ExplorerQuestion, answer: Estimate, pinned_answer: Estimate 
 # -- cards ----------------------------------------------------------------------------------------
 
 
-def _fill(place: st.delta_generator.DeltaGenerator, question: ExplorerQuestion) -> None:
+def _fill(
+    place: st.delta_generator.DeltaGenerator, question: ExplorerQuestion, answer: Estimate
+) -> None:
     """The strip of cards."""
     cards = waiting.attempt(partial(answers.cards, question), "Looking at common cards")
     if cards is not None and cards.fits:
-        place.html(_strip(cards.fits, [find_gpu(name) for name in cards.unseen]))
+        unseen = [find_gpu(name) for name in cards.unseen]
+        place.html(_strip(answer.named_gpus, cards.fits, unseen))
 
 
-def _strip(fits: Sequence[GpuFit], unseen: Sequence[GpuSpec]) -> str:
-    """Cards that people have, from small to large, and the smallest that fits.
+def _strip(asked: Sequence[GpuFit], common: Sequence[GpuFit], unseen: Sequence[GpuSpec]) -> str:
+    """Cards that people have and those asked about, from small to large; the smallest that fits.
 
     Args:
-        fits: of the cards that were looked at.
+        asked: those that the question names, as the verdict has them.
+        common: of the cards that people have those that were looked at.
         unseen: the others; one of them may be smaller than the smallest that fits.
     """
-    ordered = sorted(fits, key=lambda fit: fit.usable_bytes)
+    names = {fit.name for fit in asked}
+    fits = {fit.name: fit for fit in (*common, *asked)}
+    unseen = [spec for spec in unseen if spec.name not in fits]
+    ordered = sorted(fits.values(), key=lambda fit: fit.usable_bytes)
     chips = []
     for fit in ordered:
         kind, mark = _CARD_MARKS[fit.verdict]
@@ -132,7 +139,8 @@ def _strip(fits: Sequence[GpuFit], unseen: Sequence[GpuSpec]) -> str:
         title = f"{spec.name}: {_UNSEEN}, its kernels ask for a trace of their own; choose it"
         chips.append((spec.torch_total_bytes or 0, "unseen", _NOT_LOOKED, spec.name, title))
     cards = "".join(
-        f'<span class="mm-card mm-{kind}" title="{escape(title)}">{mark} '
+        f'<span class="mm-card mm-{kind}{" mm-asked" if name in names else ""}" '
+        f'title="{escape(title)}">{mark} '
         f"{escape(short_gpu(name))}</span>"
         for _, kind, mark, name, title in sorted(chips)
     )
@@ -225,12 +233,12 @@ def _parts_table(answer: Estimate) -> None:
     items = [model.task, f"{format_count(model.parameters)} parameters", *setup_items(answer.setup)]
     st.caption(plain(" · ".join(items)))
     rows = breakdown_rows(answer)
+    # exact bytes are taken along as CSV
     table = [
-        {"part": row["part"], "size": row["size"], "share": row["share"], "bytes": row["bytes"]}
-        for row in rows
+        {"part": row["part"], "size": row["size"], "share": 100 * row["share"]} for row in rows
     ]
-    total = answer.peak.device_bytes
-    table.append({"part": "device", "size": format_size(total), "share": 1.0, "bytes": total})
+    total = format_size(answer.peak.device_bytes)
+    table.append({"part": "device", "size": total, "share": 100.0})
     st.dataframe(
         table,
         hide_index=True,
@@ -238,9 +246,8 @@ def _parts_table(answer: Estimate) -> None:
         column_config={
             "part": st.column_config.TextColumn("part", width=160),
             "share": st.column_config.ProgressColumn(
-                "share", format="percent", min_value=0, max_value=1, width=115
+                "share of device", format="%.1f%%", min_value=0, max_value=100, width=140
             ),
-            "bytes": st.column_config.NumberColumn("bytes", format="localized"),
         },
         alt="Breakdown: " + ", ".join(f"{row['part']} {row['size']}" for row in rows),
     )
