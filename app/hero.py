@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import re
 from html import escape
 
 from memest.app.theme import VERDICT_INKS
-from memest.catalog.spec import list_gpus
 from memest.report.memory_bar import VERDICT_WORDS, BarSegment, MemoryBar, memory_bar
 from memest.report.result import Estimate, Verdict
-from memest.report.words import each_gpu, why_sentence
+from memest.report.words import each_gpu, short_name, why_sentence
 from memest.units import format_delta, format_size
 
-__all__ = ["STYLE", "hero", "short_gpu", "small_bar", "verdict_line", "verdict_words"]
+__all__ = ["STYLE", "hero", "small_bar", "verdict_line", "verdict_words"]
 
 _PEAKS = (
     ("allocated", "allocated_bytes", "tensors (max_memory_allocated)"),
@@ -88,19 +85,6 @@ i.mm-over {border-left:3px solid #cf222e}
 """Style sheet of what is made here."""
 
 
-_MAKER = re.compile(r"\b(NVIDIA|GeForce|Tesla|AMD|Instinct) ")
-_SOCKET = re.compile(r"[- ](SXM\d?|HBM\d\w?)\b")
-
-
-@functools.cache
-def short_gpu(name: str) -> str:
-    """A GPU's name as people say it: ``RTX 4090``, ``T4``, ``A100-40GB``."""
-    short = _MAKER.sub("", name)
-    shorter = _SOCKET.sub("", short)
-    same = [spec for spec in list_gpus() if _SOCKET.sub("", _MAKER.sub("", spec.name)) == shorter]
-    return shorter if len(same) < 2 else short
-
-
 def hero(answer: Estimate, pinned: Estimate | None = None) -> tuple[str, str]:
     """The hero as HTML: the bar with the verdict, and the peaks to stand beside it.
 
@@ -141,7 +125,7 @@ def _verdict(answer: Estimate) -> str:
     if gpu is None:
         place = f"this is what it needs{each}"
     else:
-        place = f"on {short_gpu(gpu.name)}{each.replace(' on', ',', 1)}"
+        place = f"on {short_name(gpu.name)}{each.replace(' on', ',', 1)}"
         if gpu.reason:
             place += f": {gpu.reason}"
     return (
@@ -204,7 +188,7 @@ def _scale(bar: MemoryBar, answer: Estimate) -> str:
             left.append(f"<span>{mark}<b>{format_size(-free)} {words}</b></span>")
         elif over:
             left.append(f"<span>{mark}more than the card has</span>")
-        name = short_gpu(answer.gpu.name)
+        name = short_name(answer.gpu.name)
         usable = format_size(answer.gpu.usable_bytes)
         left.append(f"<span>{escape(name)} has {usable} for PyTorch</span>")
     return f'<div class="mm-scale">{"".join(left)}</div>'

@@ -15,8 +15,8 @@ __all__ = ["PART", "icicle_chart", "node_at"]
 PART = "part"
 """Name of the selection of a module."""
 _LEVELS = 4
-_NAMED = 0.055
-"""Parts narrower than this share of the width carry no name."""
+_NAMED, _PADDING, _LETTER = 64, 12, 6.4
+"""Pixels from which on a part carries its name and size; around a name, and of one letter."""
 _ROW = 58
 _COLOURS = ("#8fc1e0", "#f0a36b")
 """Of parameters and of activations, light enough for black text."""
@@ -73,8 +73,11 @@ def icicle_chart(node: Node, path: str) -> Chart:
         )
         .add_params(chosen)
     )
-    named = base.transform_filter(f"datum.right - datum.left > {_NAMED}")
-    text = {"align": "left", "dx": 6, "color": "#111111", "limit": 220}
+    room = "(datum.right - datum.left) * width"
+    named = base.transform_filter(f"{room} > {_NAMED}").transform_calculate(
+        name=f"truncate(datum.name, ({room} - {_PADDING}) / {_LETTER})"
+    )
+    text = {"align": "left", "dx": 6, "color": "#111111"}
     levels = 1 + max((row["top"] for row in rows), default=0)
     chart = alt.layer(
         rects,

@@ -48,8 +48,8 @@ def _words(kind: RunKind) -> str:
     less = f"{_median(asked_so)} of {len(asked_so)}" if asked_so else "none"
     # every record of the package was looked into where it was missed: see docs/accuracy.md
     return (
-        f"Published runs on {_PUBLISHED[kind]}: median error {known}, {less} by a description, "
-        "as here; all looked at while memest was made."
+        f"Published runs on {_PUBLISHED[kind]}: median error {known}, {less} asked by a "
+        "description, as here; all looked at while memest was made."
     )
 
 

@@ -211,8 +211,17 @@ def attempt(
     doing: str,
     stop: str = "",
     before_waiting: Callable[[], None] | None = None,
+    offer: Callable[[str], None] | None = None,
 ) -> Answer | None:
-    """:func:`wait_for`, with an error as its sentence on the page and None in its place."""
+    """:func:`wait_for`, with an error as its sentence on the page and None in its place.
+
+    Args:
+        work: what to do.
+        doing: how to call it.
+        stop: where the session notes that it was stopped by hand.
+        before_waiting: draws what is to stand on the page if it takes long.
+        offer: draws what can be done about an error, given its text.
+    """
     try:
         return wait_for(work, doing, stop, before_waiting)
     except StoppedError:
@@ -240,6 +249,8 @@ def attempt(
         )
     except MemestError as error:
         st.error(plain(in_page_words(error)), icon=":material/error:")
+        if offer is not None:
+            offer(str(error))
     except OSError as error:
         st.error(f"The operating system refuses: {plain(error.strerror or error)}.")
     except Exception as error:  # noqa: BLE001 - the page never shows a traceback

@@ -7,7 +7,7 @@ from functools import partial
 import streamlit as st
 
 from memest.app import answers, waiting
-from memest.app.hero import short_gpu, verdict_line
+from memest.app.hero import verdict_line
 from memest.app.labels import in_page_words
 from memest.app.link import linked
 from memest.app.question import ExplorerQuestion
@@ -17,6 +17,7 @@ from memest.report.findings import Advice, Plan
 from memest.report.result import Verdict
 from memest.report.suggestions import Suggestions
 from memest.report.tables import advice_sentence, plan_words, training_words
+from memest.report.words import short_name
 from memest.units import format_delta, format_size
 
 __all__ = ["show"]
@@ -52,7 +53,7 @@ def show(question: ExplorerQuestion) -> None:
     if answer is None:
         return
     if len(question.gpus) > 1:
-        st.caption(f"Plans are for one GPU, the first that is named: {short_gpu(answer.gpu)}.")
+        st.caption(f"Plans are for one GPU, the first that is named: {short_name(answer.gpu)}.")
     st.html(verdict_line(answer.verdict, in_page_words(_headline(answer))))
     if answer.plans:
         _table(answer)

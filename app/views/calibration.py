@@ -14,7 +14,6 @@ from streamlit.delta_generator import DeltaGenerator
 
 from memest.app import answers, waiting
 from memest.app.calibration_chart import ratio_chart
-from memest.app.hero import short_gpu
 from memest.app.labels import in_page_words
 from memest.app.link import linked, set_page_value
 from memest.app.question import ExplorerQuestion
@@ -41,7 +40,7 @@ from memest.estimation.calibration import Calibration
 from memest.estimation.calibration_files import read_calibration, write_calibration
 from memest.estimation.gpu_target import calibration_folders
 from memest.estimation.tracer import KNOWN_ALONE
-from memest.report.words import interval_text
+from memest.report.words import interval_text, short_name
 from memest.units import MIB, format_delta, format_size
 
 __all__ = ["show"]
@@ -208,7 +207,7 @@ def draw_calibration(calibration: Calibration) -> None:
         rows = [("beyond the replayed cache", format_delta(calibration.gap_bytes), "")]
         rows += [
             (
-                f"context and kernels, {short_gpu(part.gpu)}",
+                f"context and kernels, {short_name(part.gpu)}",
                 format_size(part.constant_bytes),
                 (
                     f"{format_delta(part.low_bytes)} to {format_delta(part.high_bytes)}, "

@@ -11,10 +11,11 @@ import streamlit as st
 from memest.app import answers, waiting
 from memest.app.asking import AXES, note_axis
 from memest.app.charts import breakdown_rows
-from memest.app.hero import hero, short_gpu
-from memest.app.labels import in_page_words
-from memest.app.link import linked, page_value, set_page_value
+from memest.app.hero import hero
+from memest.app.labels import in_page_words, label_of, value_words
+from memest.app.link import change, linked, page_value, set_page_value
 from memest.app.question import ExplorerQuestion
+from memest.app.remedy import remedies
 from memest.app.views.what_if_parts import (
     calibration_tab,
     delta_reasons,
@@ -28,9 +29,10 @@ from memest.app.views.what_if_parts import (
 from memest.app.words import plain
 from memest.catalog.gpus import find_gpu
 from memest.catalog.spec import GpuSpec
+from memest.config.options import find_option
 from memest.errors import MemestError
 from memest.report.result import Estimate, GpuFit, Verdict
-from memest.report.words import format_count, setup_items
+from memest.report.words import format_count, setup_items, short_name
 from memest.units import format_delta, format_size
 
 __all__ = ["show"]
@@ -59,6 +61,7 @@ def show(question: ExplorerQuestion, draw_inputs: Callable[[], None]) -> None:
         partial(answers.estimate, question),
         f"Working out {question.model}",
         before_waiting=draw_inputs,
+        offer=partial(_offer, question),
     )
     if answer is None:
         draw_inputs()
@@ -85,6 +88,17 @@ def show(question: ExplorerQuestion, draw_inputs: Callable[[], None]) -> None:
             suggestions_row(question, full_answer)
 
 
+def _offer(question: ExplorerQuestion, error: str) -> None:
+    """One click for what an error says to add or to use."""
+    row = st.container(horizontal=True, key="remedies")
+    for options, other in remedies(question, error):
+        words = [f"{label_of(find_option(name))} {value_words(v)}" for name, v in options.items()]
+        text = ", ".join(words)
+        row.button(
+            plain(text), key=f"do {text}", icon=":material/bolt:", on_click=change, args=(other,)
+        )
+
+
 def _hero(question: ExplorerQuestion, answer: Estimate, pinned_answer: Estimate | None) -> None:
     left, right = st.columns([3.4, 1], gap="medium")
     main, peaks = hero(answer, pinned_answer)
@@ -93,7 +107,7 @@ def _hero(question: ExplorerQuestion, answer: Estimate, pinned_answer: Estimate 
     if answer.calibration is not None and answer.gpu is not None:
         change = format_delta(answer.peak.device_bytes - answer.calibration.raw_device_bytes)
         left.button(
-            f"Calibrated on {short_gpu(answer.calibration.gpus[0])}: {change}",
+            f"Calibrated on {short_name(answer.calibration.gpus[0])}: {change}",
             key="calibrated",
             icon=":material/straighten:",
             type="tertiary",
@@ -141,7 +155,7 @@ def _strip(asked: Sequence[GpuFit], common: Sequence[GpuFit], unseen: Sequence[G
     cards = "".join(
         f'<span class="mm-card mm-{kind}{" mm-asked" if name in names else ""}" '
         f'title="{escape(title)}">{mark} '
-        f"{escape(short_gpu(name))}</span>"
+        f"{escape(short_name(name))}</span>"
         for _, kind, mark, name, title in sorted(chips)
     )
     smallest = next((fit for fit in ordered if fit.verdict is Verdict.FITS), None)
@@ -149,7 +163,7 @@ def _strip(asked: Sequence[GpuFit], common: Sequence[GpuFit], unseen: Sequence[G
         words = f"None of the cards {'looked at' if unseen else 'below'} surely fits"
     else:
         of = " of those looked at" if unseen else ""
-        words = f"Smallest card{of} that fits: {short_gpu(smallest.name)}"
+        words = f"Smallest card{of} that fits: {short_name(smallest.name)}"
     meanings = {mark: verdict.value for verdict, (_, mark) in _CARD_MARKS.items()}
     meanings[_NOT_LOOKED] = _UNSEEN
     marks = {mark for _, _, mark, _, _ in chips}

@@ -50,7 +50,10 @@ def test_a_first_visit_sees_a_question_its_verdict_and_the_three_peaks(open_page
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"fsdp": "full_shard", "num_gpus": 2}, "whose code is known, 6.0% of 7 by a description"),
+        (
+            {"fsdp": "full_shard", "num_gpus": 2},
+            "known, 6.0% of 7 asked by a description",
+        ),
         ({"method": "dpo"}, "No published run of this kind (a preference method)"),
         ({"torch_compile": True}, "No published run of this kind (compiled)"),
         ({"fp16": True, "bf16": True}, "Published runs on one GPU: median"),
