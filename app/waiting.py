@@ -23,7 +23,13 @@ from memest.app.labels import in_page_words
 from memest.app.theme import MAX_MEMORY, MAX_SECONDS
 from memest.app.words import plain
 from memest.calibration.running.meters import resident_bytes
-from memest.errors import MemestError, NotKnownError, UnknownModelError
+from memest.errors import (
+    MemestError,
+    MissingDependencyError,
+    NotKnownError,
+    UnknownModelError,
+)
+from memest.estimation.tracer import KNOWN_ALONE
 
 __all__ = ["attempt", "duration", "forget_when_short", "say", "wait_for"]
 
@@ -227,11 +233,7 @@ def attempt(
     except StoppedError:
         st.session_state[stop] = True
     except NotKnownError:
-        st.error(
-            "This explorer answers what it knows without a trace, and this question is not among "
-            "it. On your own machine: `pip install 'memest-gpu[torch]'`, and the command below.",
-            icon=":material/lock:",
-        )
+        _say_not_known()
     except TookTooLongError:
         st.error(
             "This takes longer than this server allows for one answer. On your own machine it runs "
@@ -248,6 +250,9 @@ def attempt(
             "config.json of your own is uploaded under All options."
         )
     except MemestError as error:
+        if os.environ.get(KNOWN_ALONE) and isinstance(error, MissingDependencyError):
+            _say_not_known()  # nothing is traced here, and nothing was installed to do so
+            return None
         st.error(plain(in_page_words(error)), icon=":material/error:")
         if offer is not None:
             offer(str(error))
@@ -259,3 +264,11 @@ def attempt(
             "report it with the command line below and the output of `memest env`."
         )
     return None
+
+
+def _say_not_known() -> None:
+    st.error(
+        "This explorer answers what it knows without a trace, and this question is not among "
+        "it. On your own machine: `pip install 'memest-gpu[torch]'`, and the command below.",
+        icon=":material/lock:",
+    )
