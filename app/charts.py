@@ -107,7 +107,11 @@ def breakdown_chart(runs: Sequence[tuple[str, Estimate]]) -> Chart:
                 "part:N",
                 scale=parts,
                 legend=alt.Legend(
-                    orient="bottom", columns=2, title=None, symbolType="square", labelLimit=220
+                    orient="bottom",
+                    columns=alt.ExprRef("width < 440 ? 1 : width < 700 ? 2 : 4"),
+                    title=None,
+                    symbolType="square",
+                    labelLimit=220,
                 ),
             ),
             order=alt.Order("order:Q"),

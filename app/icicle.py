@@ -17,6 +17,8 @@ PART = "part"
 _LEVELS = 4
 _NAMED, _PADDING, _LETTER = 64, 12, 6.4
 """Pixels from which on a part carries its name and size; around a name, and of one letter."""
+_ALL = 0.995
+"""From this share on a module is all of the one around it."""
 _ROW = 58
 _COLOURS = ("#8fc1e0", "#f0a36b")
 """Of parameters and of activations, light enough for black text."""
@@ -93,11 +95,11 @@ def _add(
 ) -> None:
     """A node and its children, from its left edge on; sizes are shares of the whole.
 
-    A module that is all of the one around it stands in its row.
+    A module that is all of the one around it, but for what nobody would see, stands in its row.
     """
     names = [node.name]
-    while len(inside := [child for child in node.children if child.total_bytes]) == 1 and (
-        inside[0].total_bytes == node.total_bytes
+    while (inside := [child for child in node.children if child.total_bytes]) and (
+        inside[0].total_bytes >= _ALL * node.total_bytes
     ):
         node = inside[0]
         names.append(node.name)

@@ -119,7 +119,7 @@ def _table(answer: Advice) -> None:
 def _time(plan: Plan) -> dict[str, str]:
     """The column of relative times, where there are any."""
     time = plan.relative_time
-    return {} if time is None else {"time of a sample": f"{time:.2f} ×"}
+    return {} if time is None else {"time": f"{time:.2f} ×"}
 
 
 def _share(plan: Plan) -> dict[str, str]:

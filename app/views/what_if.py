@@ -258,9 +258,9 @@ def _parts_table(answer: Estimate) -> None:
         hide_index=True,
         height="content",
         column_config={
-            "part": st.column_config.TextColumn("part", width=160),
+            "part": st.column_config.TextColumn("part", width=145),
             "share": st.column_config.ProgressColumn(
-                "share of device", format="%.1f%%", min_value=0, max_value=100, width=140
+                "share of device", format="%.1f%%", min_value=0, max_value=100, width=120
             ),
         },
         alt="Breakdown: " + ", ".join(f"{row['part']} {row['size']}" for row in rows),
