@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Any
 
+from memest.app.labels import label_of, value_words
 from memest.app.question import ExplorerQuestion
 from memest.app.uploads import check_question
+from memest.catalog.models import catalogue
 from memest.config.option import Kind
 from memest.config.options import find_option
 from memest.config.spelling import read_scenario
-from memest.errors import MemestError
+from memest.errors import MemestError, UnknownModelError, closest
 
 __all__ = ["remedies"]
 
@@ -23,20 +24,22 @@ _NO_VALUES = frozenset("and file in its or what which with".split())
 """Words that go on with the sentence behind a flag."""
 
 
-def remedies(
-    question: ExplorerQuestion, text: str
-) -> list[tuple[dict[str, Any], ExplorerQuestion]]:
+def remedies(question: ExplorerQuestion, error: MemestError) -> list[tuple[str, ExplorerQuestion]]:
     """What an error says to do, as far as the page can do it.
 
     Args:
         question: that was refused.
-        text: of the error.
+        error: that refused it.
 
     Returns:
-        Options that are named with a legal value, each with the question that has them.
+        Options that it names with a legal value, or models whose names are near, in words, each
+        with the question that has them.
     """
+    if isinstance(error, UnknownModelError):
+        near = closest(question.model, (entry.id for entry in catalogue()))
+        return [(name, ExplorerQuestion.of(name, question.given)) for name in near]
     found = []
-    for flag, value in _SAID.findall(text):
+    for flag, value in _SAID.findall(str(error)):
         try:
             option = find_option(flag.removeprefix("no-").replace("-", "_"))
             is_switch = option.kind in (Kind.SWITCH, Kind.EITHER)
@@ -48,5 +51,6 @@ def remedies(
         except MemestError:
             continue
         if other != question:
-            found.append((options, other))
+            words = (f"{label_of(find_option(n))} {value_words(v)}" for n, v in options.items())
+            found.append((", ".join(words), other))
     return found

@@ -217,7 +217,7 @@ def attempt(
     doing: str,
     stop: str = "",
     before_waiting: Callable[[], None] | None = None,
-    offer: Callable[[str], None] | None = None,
+    offer: Callable[[MemestError], None] | None = None,
 ) -> Answer | None:
     """:func:`wait_for`, with an error as its sentence on the page and None in its place.
 
@@ -226,7 +226,7 @@ def attempt(
         doing: how to call it.
         stop: where the session notes that it was stopped by hand.
         before_waiting: draws what is to stand on the page if it takes long.
-        offer: draws what can be done about an error, given its text.
+        offer: draws what can be done about an error.
     """
     try:
         return wait_for(work, doing, stop, before_waiting)
@@ -249,13 +249,15 @@ def attempt(
             "The field Model lists the catalogue and takes any id of the Hugging Face hub; a "
             "config.json of your own is uploaded under All options."
         )
+        if offer is not None:
+            offer(error)
     except MemestError as error:
         if os.environ.get(KNOWN_ALONE) and isinstance(error, MissingDependencyError):
             _say_not_known()  # nothing is traced here, and nothing was installed to do so
             return None
         st.error(plain(in_page_words(error)), icon=":material/error:")
         if offer is not None:
-            offer(str(error))
+            offer(error)
     except OSError as error:
         st.error(f"The operating system refuses: {plain(error.strerror or error)}.")
     except Exception as error:  # noqa: BLE001 - the page never shows a traceback

@@ -12,7 +12,7 @@ from memest.app import answers, waiting
 from memest.app.asking import AXES, note_axis
 from memest.app.charts import breakdown_rows
 from memest.app.hero import hero
-from memest.app.labels import in_page_words, label_of, value_words
+from memest.app.labels import in_page_words
 from memest.app.link import change, linked, page_value, set_page_value
 from memest.app.question import ExplorerQuestion
 from memest.app.remedy import remedies
@@ -29,7 +29,6 @@ from memest.app.views.what_if_parts import (
 from memest.app.words import plain
 from memest.catalog.gpus import find_gpu
 from memest.catalog.spec import GpuSpec
-from memest.config.options import find_option
 from memest.errors import MemestError
 from memest.report.result import Estimate, GpuFit, Verdict
 from memest.report.words import format_count, setup_items, short_name
@@ -88,14 +87,16 @@ def show(question: ExplorerQuestion, draw_inputs: Callable[[], None]) -> None:
             suggestions_row(question, full_answer)
 
 
-def _offer(question: ExplorerQuestion, error: str) -> None:
-    """One click for what an error says to add or to use."""
+def _offer(question: ExplorerQuestion, error: MemestError) -> None:
+    """One click for what an error says to do."""
     row = st.container(horizontal=True, key="remedies")
-    for options, other in remedies(question, error):
-        words = [f"{label_of(find_option(name))} {value_words(v)}" for name, v in options.items()]
-        text = ", ".join(words)
+    for words, other in remedies(question, error):
         row.button(
-            plain(text), key=f"do {text}", icon=":material/bolt:", on_click=change, args=(other,)
+            plain(words),
+            key=f"do {words}",
+            icon=":material/bolt:",
+            on_click=change,
+            args=(other,),
         )
 
 

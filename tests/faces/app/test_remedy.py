@@ -6,6 +6,7 @@ pytest.importorskip("streamlit")
 
 from memest.app.question import ExplorerQuestion
 from memest.app.remedy import remedies
+from memest.errors import ConfigError, UnknownModelError
 
 QUESTION = ExplorerQuestion.of("gpt2", {"seq_len": 1024, "lora_r": 16, "qlora": True})
 
@@ -20,7 +21,7 @@ QUESTION = ExplorerQuestion.of("gpt2", {"seq_len": 1024, "lora_r": 16, "qlora": 
     ],
 )
 def test_what_an_error_says_is_a_question(text: str, options: dict[str, object]) -> None:
-    ((_, other),) = remedies(QUESTION, text)
+    ((_, other),) = remedies(QUESTION, ConfigError(text))
     assert {name: dict(other.options)[name] for name in options} == options
     assert other.model == QUESTION.model
 
@@ -39,4 +40,11 @@ def test_what_an_error_says_is_a_question(text: str, options: dict[str, object])
     ],
 )
 def test_what_cannot_be_asked_here_is_not_offered(text: str) -> None:
-    assert remedies(QUESTION, text) == []
+    assert remedies(QUESTION, ConfigError(text)) == []
+
+
+def test_a_model_of_nearly_the_name_is_a_click() -> None:
+    mistyped = ExplorerQuestion.of("gtp2", {"batch": 4})
+    (words, other), *_ = remedies(mistyped, UnknownModelError("there is none"))
+    assert words == other.model == "gpt2"
+    assert other.options == mistyped.options
