@@ -137,9 +137,14 @@ def _example() -> None:
     if fitted is None:
         return
     calibration, evaluations = fitted
-    chart = ratio_chart(evaluations, SIMULATED)
-    st.vega_lite_chart(spec=chart.spec, alt=chart.words, key="example_chart")
+    _draw_ratios(evaluations, SIMULATED, "example_chart")
     draw_calibration(calibration)
+
+
+def _draw_ratios(evaluations: Sequence[Evaluation], title: str, key: str) -> None:
+    """Dots around 1.0, each with its range: runs, corrected by fits without their models."""
+    chart = ratio_chart(evaluations, in_page_words(title))
+    st.vega_lite_chart(spec=chart.spec, alt=chart.words, key=key)
 
 
 @st.cache_resource(show_spinner=False)
@@ -310,13 +315,18 @@ def _fit() -> None:
         _result(*last_fit[1:])
 
 
-def _fit_runs(runs: tuple[Measurement, ...]) -> tuple[Calibration, list[Any]]:
+def _fit_runs(
+    runs: tuple[Measurement, ...],
+) -> tuple[Calibration, tuple[Evaluation, ...], list[Any]]:
     pairs = pairs_of(runs, waiting.say)
     calibration = fit_calibration(pairs)
-    return calibration, report_blocks(pairs, calibration)
+    return calibration, evaluate(pairs), report_blocks(pairs, calibration)
 
 
-def _result(calibration: Calibration, blocks: list[Any]) -> None:
+def _result(
+    calibration: Calibration, evaluations: tuple[Evaluation, ...], blocks: list[Any]
+) -> None:
+    _draw_ratios(evaluations, f"Measured on {', '.join(calibration.provenance.gpus)}", "fit_chart")
     draw_calibration(calibration)
     row = st.container(horizontal=True, vertical_alignment="bottom")
     document = f"{json.dumps(calibration.to_dict(), indent=2)}\n"

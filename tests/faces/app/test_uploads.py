@@ -248,6 +248,7 @@ def test_an_import_is_fitted_with_what_it_found_on_the_page(
     assert not app.exception
     assert not app.error
     assert int(metrics(app)["Runs"]) > 0
+    assert len(app.get("vega_lite_chart")) == 1  # each run around 1.0
     app.text_input(key="keep_as").set_value("mine").run()
     app.button(key="keep").click().run()
     assert not app.error
