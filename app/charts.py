@@ -91,7 +91,10 @@ def breakdown_chart(runs: Sequence[tuple[str, Estimate]]) -> Chart:
         for place, row in enumerate(breakdown_rows(estimate))
         if row["bytes"] > 0
     ]
-    parts = _parts_in(row["part"] for row in rows)
+    sized = {row["part"]: f"{row['part']} {row['size']}" for row in rows if len(runs) == 1}
+    for row in rows:
+        row |= {"category": row["part"], "part": sized.get(row["part"], row["part"])}
+    parts = _parts_in((row["part"] for row in rows), sized)
     names = [name for name, _ in runs]
     y = alt.Y("run:N", sort=names, title=None, axis=_ABOVE)
     bars = (
@@ -104,11 +107,15 @@ def breakdown_chart(runs: Sequence[tuple[str, Estimate]]) -> Chart:
                 "part:N",
                 scale=parts,
                 legend=alt.Legend(
-                    orient="bottom", columns=2, title=None, symbolType="square", labelLimit=150
+                    orient="bottom",
+                    columns=alt.ExprRef("width < 440 ? 1 : width < 700 ? 2 : 4"),
+                    title=None,
+                    symbolType="square",
+                    labelLimit=220,
                 ),
             ),
             order=alt.Order("order:Q"),
-            tooltip=[alt.Tooltip("run:N"), alt.Tooltip("part:N"), alt.Tooltip("size:N")],
+            tooltip=[alt.Tooltip("run:N"), alt.Tooltip("category:N"), alt.Tooltip("size:N")],
         )
     )
     bands = [
@@ -171,6 +178,7 @@ def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
         {
             "phase": row.label,
             "order": place,
+            "category": part.category.value,
             "part": names.get(part.category.value, part.category.value),
             "GiB": part.bytes / GIB,
             "size": format_size(part.bytes),
@@ -221,7 +229,7 @@ def timeline_chart(rows: Sequence[PhaseRow], peak_words: str) -> Chart:
             order=alt.Order("order:Q"),
             tooltip=[
                 alt.Tooltip("phase:N"),
-                alt.Tooltip("part:N"),
+                alt.Tooltip("category:N"),
                 alt.Tooltip("size:N"),
                 alt.Tooltip("allocated:N"),
                 alt.Tooltip("reached by:N"),

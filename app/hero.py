@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import re
 from html import escape
 
 from memest.app.theme import VERDICT_INKS
-from memest.catalog.spec import list_gpus
 from memest.report.memory_bar import VERDICT_WORDS, BarSegment, MemoryBar, memory_bar
 from memest.report.result import Estimate, Verdict
-from memest.report.words import each_gpu, why_sentence
+from memest.report.words import each_gpu, short_name, why_sentence
 from memest.units import format_delta, format_size
 
-__all__ = ["STYLE", "hero", "short_gpu", "small_bar", "verdict_line", "verdict_words"]
+__all__ = ["STYLE", "hero", "small_bar", "verdict_line", "verdict_words"]
 
 _PEAKS = (
     ("allocated", "allocated_bytes", "tensors (max_memory_allocated)"),
@@ -66,6 +63,7 @@ i.mm-over {border-left:3px solid #cf222e}
 .mm-fits {color:light-dark(#0b6b2d, #4cc26a); background:rgba(27,127,55,.1)}
 .mm-tight {color:light-dark(#7a4f00, #e3b341); background:rgba(154,103,0,.1)}
 .mm-no {color:light-dark(#b3161f, #ff7b72); background:rgba(207,34,46,.08)}
+.mm-asked {font-weight:700; box-shadow:0 0 0 1px}
 .mm-unseen {color:light-dark(#57606a, #9aa4af); border-style:dashed}
 .mm-strip small {font-size:.78rem; opacity:.85; margin-left:.3rem}
 .mm-small .mm-bar {height:1.9rem} .mm-small .mm-bar div div {display:none}
@@ -85,19 +83,6 @@ i.mm-over {border-left:3px solid #cf222e}
   .mm-peaks {grid-template-columns:repeat(3, 1fr)} .mm-peaks dt span {display:none}}
 """
 """Style sheet of what is made here."""
-
-
-_MAKER = re.compile(r"\b(NVIDIA|GeForce|Tesla|AMD|Instinct) ")
-_SOCKET = re.compile(r"[- ](SXM\d?|HBM\d\w?)\b")
-
-
-@functools.cache
-def short_gpu(name: str) -> str:
-    """A GPU's name as people say it: ``RTX 4090``, ``T4``, ``A100-40GB``."""
-    short = _MAKER.sub("", name)
-    shorter = _SOCKET.sub("", short)
-    same = [spec for spec in list_gpus() if _SOCKET.sub("", _MAKER.sub("", spec.name)) == shorter]
-    return shorter if len(same) < 2 else short
 
 
 def hero(answer: Estimate, pinned: Estimate | None = None) -> tuple[str, str]:
@@ -140,7 +125,7 @@ def _verdict(answer: Estimate) -> str:
     if gpu is None:
         place = f"this is what it needs{each}"
     else:
-        place = f"on {short_gpu(gpu.name)}{each.replace(' on', ',', 1)}"
+        place = f"on {short_name(gpu.name)}{each.replace(' on', ',', 1)}"
         if gpu.reason:
             place += f": {gpu.reason}"
     return (
@@ -203,7 +188,7 @@ def _scale(bar: MemoryBar, answer: Estimate) -> str:
             left.append(f"<span>{mark}<b>{format_size(-free)} {words}</b></span>")
         elif over:
             left.append(f"<span>{mark}more than the card has</span>")
-        name = short_gpu(answer.gpu.name)
+        name = short_name(answer.gpu.name)
         usable = format_size(answer.gpu.usable_bytes)
         left.append(f"<span>{escape(name)} has {usable} for PyTorch</span>")
     return f'<div class="mm-scale">{"".join(left)}</div>'

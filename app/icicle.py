@@ -15,8 +15,10 @@ __all__ = ["PART", "icicle_chart", "node_at"]
 PART = "part"
 """Name of the selection of a module."""
 _LEVELS = 4
-_NAMED = 0.055
-"""Parts narrower than this share of the width carry no name."""
+_NAMED, _PADDING, _LETTER = 64, 12, 6.4
+"""Pixels from which on a part carries its name and size; around a name, and of one letter."""
+_ALL = 0.995
+"""From this share on a module is all of the one around it."""
 _ROW = 58
 _COLOURS = ("#8fc1e0", "#f0a36b")
 """Of parameters and of activations, light enough for black text."""
@@ -73,8 +75,11 @@ def icicle_chart(node: Node, path: str) -> Chart:
         )
         .add_params(chosen)
     )
-    named = base.transform_filter(f"datum.right - datum.left > {_NAMED}")
-    text = {"align": "left", "dx": 6, "color": "#111111", "limit": 220}
+    room = "(datum.right - datum.left) * width"
+    named = base.transform_filter(f"{room} > {_NAMED}").transform_calculate(
+        name=f"truncate(datum.name, ({room} - {_PADDING}) / {_LETTER})"
+    )
+    text = {"align": "left", "dx": 6, "color": "#111111"}
     levels = 1 + max((row["top"] for row in rows), default=0)
     chart = alt.layer(
         rects,
@@ -90,20 +95,21 @@ def _add(
 ) -> None:
     """A node and its children, from its left edge on; sizes are shares of the whole.
 
-    A module that is all of the one around it stands in its row.
+    A module that is all of the one around it, but for what nobody would see, stands in its row.
     """
-    names = [node.name or "all"]
-    while len(inside := [child for child in node.children if child.total_bytes]) == 1 and (
-        inside[0].total_bytes == node.total_bytes and node.name
+    names = [node.name]
+    while (inside := [child for child in node.children if child.total_bytes]) and (
+        inside[0].total_bytes >= _ALL * node.total_bytes
     ):
         node = inside[0]
         names.append(node.name)
-        path = f"{path}/{node.name}"
+        path = f"{path}/{node.name}".lstrip("/")
+    name = ".".join(filter(None, names)) or "all"
     width = node.total_bytes / whole
     rows.append(
         {
             "path": path,
-            "name": ".".join(names) + (f" ({node.count} ×)" if node.count > 1 else ""),
+            "name": name + (f" ({node.count} ×)" if node.count > 1 else ""),
             "left": left,
             "right": left + width,
             "top": level,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import re
 
-from memest.app.hero import short_gpu
 from memest.catalog.spec import list_gpus
 from memest.config.option import Option
 from memest.config.option_table import OPTIONS
+from memest.report.words import short_name
 
 __all__ = ["choice_words", "in_page_words", "label_of", "value_words"]
 
@@ -98,7 +98,11 @@ def label_of(option: Option) -> str:
 
 
 _FLAG = re.compile(r"(?<![\w`-])--[a-z][a-z0-9-]*")
-_LISTS = {"`memest gpus`": "The field GPU", "`memest estimate --help all`": "All options"}
+_LISTS = {
+    "`memest gpus`": "The field GPU",
+    "`memest estimate --help all`": "All options",
+    "All that are legal: memest estimate --help optimizer.": "The field Optimizer lists them all.",
+}
 """Where a page has what a command lists."""
 
 
@@ -112,7 +116,7 @@ def in_page_words(text: object) -> str:
     words = _FLAG.sub(lambda found: _labels_by_flag().get(found[0], found[0]), str(text))
     for command, place in _LISTS.items():
         words = words.replace(command, place)
-    return _card_names().sub(lambda found: short_gpu(found[0]), words)
+    return _card_names().sub(lambda found: short_name(found[0]), words)
 
 
 @functools.cache

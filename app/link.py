@@ -13,12 +13,13 @@ from urllib.parse import urlencode
 
 import streamlit as st
 
-from memest.app.labels import in_page_words
+from memest.app.labels import in_page_words, label_of
 from memest.app.presets import DEFAULT_GPU, DEFAULT_MODEL, DEFAULT_QUESTION
 from memest.app.question import ExplorerQuestion
 from memest.app.uploads import config_from_link, config_to_link
 from memest.app.words import plain
 from memest.catalog.gpu_counts import split_gpu_counts
+from memest.config.option import Kind
 from memest.config.options import find_option, read_bool, read_whole
 from memest.config.spelling import option_texts, read_scenario
 from memest.errors import ConfigError, MemestError, not_legal
@@ -122,7 +123,7 @@ def read_question(params: Params) -> tuple[ExplorerQuestion, tuple[str, ...]]:
     """
     if not params:
         return DEFAULT_QUESTION, ()
-    gpus: tuple[str, ...] = (DEFAULT_GPU,)
+    gpus: tuple[str, ...] = () if "gpu_memory" in params else (DEFAULT_GPU,)
     said: list[str] = []
     read: dict[str, dict[str, Any]] = {}
     for name, values in params.items():
@@ -136,6 +137,8 @@ def read_question(params: Params) -> tuple[ExplorerQuestion, tuple[str, ...]]:
             gpus = tuple(value for value in values if value not in ("", NO_GPU))
             continue
         try:
+            if len(values) > 1 and option.kind is not Kind.LIST:
+                raise ConfigError(f"{label_of(option)} is named {len(values)} times.")
             text = " ".join(_word(name, value) for value in values)
             read[name] = read_scenario(text)
             if not option.names_file:  # no file is opened because a link names it

@@ -14,9 +14,10 @@ from typing import Any
 from memest.files.code_digest import made_with
 from memest.files.folders import data_folder
 
-__all__ = ["FILE", "outcomes", "stale"]
+__all__ = ["FILE", "described", "outcomes", "stale"]
 
 FILE = "outcomes.jsonl"
+_DESCRIBED = "descriptions.jsonl"
 
 
 def outcomes() -> list[dict[str, Any]]:
@@ -35,6 +36,22 @@ def outcomes() -> list[dict[str, Any]]:
                 record = json.loads(line)
                 sources.setdefault(record["id"], record)
     return list(sources.values())
+
+
+def described() -> dict[str, float]:
+    """Errors of the published runs that were asked again as their pages describe them, by id.
+
+    ``tools/descriptions.py`` keeps them; signed, 0.01 for one percent too high.
+    """
+    path = data_folder() / "accuracy" / _DESCRIBED
+    if not path.is_file():
+        return {}
+    records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return {
+        record["id"]: record["described_bytes"] / record["measured_bytes"] - 1
+        for record in records
+        if "described_bytes" in record
+    }
 
 
 def stale(runs: list[dict[str, Any]]) -> int:

@@ -1,12 +1,13 @@
-"""How right memest was for questions of a kind: the figure, and what it is worth."""
+"""How right memest was for questions of a kind: the figures, and what they are worth."""
 
 from __future__ import annotations
 
 import functools
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
-from memest.app.published import outcomes
+from memest.app.published import described, outcomes
 from memest.app.question import ExplorerQuestion
 from memest.errors import ConfigError
 from memest.estimation.peak_ranges import RunKind, kind_of
@@ -40,9 +41,17 @@ def _words(kind: RunKind) -> str:
     runs = [run for run in outcomes() if run["scored"] and _kind_of_run(run) is kind]
     if not runs:
         return f"No published run of this kind ({kind.value}) is in this package."
-    error = statistics.median(abs(run["error"]) for run in runs)
+    # a page asks as a description does: what a script and its releases do besides is assumed
+    by_page = described()
+    asked_so = [by_page[run["id"]] for run in runs if run["id"] in by_page]
+    known = f"{_median([run['error'] for run in runs])} of {len(runs)} whose code is known"
+    less = f"{_median(asked_so)} of {len(asked_so)}" if asked_so else "none"
     # every record of the package was looked into where it was missed: see docs/accuracy.md
     return (
-        f"Median error {error:.2%} over {len(runs)} published runs on {_PUBLISHED[kind]}, "
-        "all looked at while memest was made."
+        f"Published runs on {_PUBLISHED[kind]}: median error {known}, {less} asked by a "
+        "description, as here; all looked at while memest was made."
     )
+
+
+def _median(errors: Sequence[float]) -> str:
+    return f"{statistics.median(map(abs, errors)):.1%}"

@@ -23,7 +23,13 @@ from memest.app.labels import in_page_words
 from memest.app.theme import MAX_MEMORY, MAX_SECONDS
 from memest.app.words import plain
 from memest.calibration.running.meters import resident_bytes
-from memest.errors import MemestError, NotKnownError, UnknownModelError
+from memest.errors import (
+    MemestError,
+    MissingDependencyError,
+    NotKnownError,
+    UnknownModelError,
+)
+from memest.estimation.tracer import KNOWN_ALONE
 
 __all__ = ["attempt", "duration", "forget_when_short", "say", "wait_for"]
 
@@ -211,18 +217,23 @@ def attempt(
     doing: str,
     stop: str = "",
     before_waiting: Callable[[], None] | None = None,
+    offer: Callable[[MemestError], None] | None = None,
 ) -> Answer | None:
-    """:func:`wait_for`, with an error as its sentence on the page and None in its place."""
+    """:func:`wait_for`, with an error as its sentence on the page and None in its place.
+
+    Args:
+        work: what to do.
+        doing: how to call it.
+        stop: where the session notes that it was stopped by hand.
+        before_waiting: draws what is to stand on the page if it takes long.
+        offer: draws what can be done about an error.
+    """
     try:
         return wait_for(work, doing, stop, before_waiting)
     except StoppedError:
         st.session_state[stop] = True
     except NotKnownError:
-        st.error(
-            "This explorer answers what it knows without a trace, and this question is not among "
-            "it. On your own machine: `pip install 'memest-gpu[torch]'`, and the command below.",
-            icon=":material/lock:",
-        )
+        _say_not_known()
     except TookTooLongError:
         st.error(
             "This takes longer than this server allows for one answer. On your own machine it runs "
@@ -238,8 +249,15 @@ def attempt(
             "The field Model lists the catalogue and takes any id of the Hugging Face hub; a "
             "config.json of your own is uploaded under All options."
         )
+        if offer is not None:
+            offer(error)
     except MemestError as error:
+        if os.environ.get(KNOWN_ALONE) and isinstance(error, MissingDependencyError):
+            _say_not_known()  # nothing is traced here, and nothing was installed to do so
+            return None
         st.error(plain(in_page_words(error)), icon=":material/error:")
+        if offer is not None:
+            offer(error)
     except OSError as error:
         st.error(f"The operating system refuses: {plain(error.strerror or error)}.")
     except Exception as error:  # noqa: BLE001 - the page never shows a traceback
@@ -248,3 +266,11 @@ def attempt(
             "report it with the command line below and the output of `memest env`."
         )
     return None
+
+
+def _say_not_known() -> None:
+    st.error(
+        "This explorer answers what it knows without a trace, and this question is not among "
+        "it. On your own machine: `pip install 'memest-gpu[torch]'`, and the command below.",
+        icon=":material/lock:",
+    )

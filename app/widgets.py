@@ -21,6 +21,7 @@ from memest.config.options import find_option
 from memest.config.setup import OPTIMIZERS, Setup
 from memest.errors import MemestError
 from memest.estimation.gpu_target import NO_CALIBRATION
+from memest.report.words import short_name
 
 __all__ = ["download", "gpu_label", "gpu_names", "option_widget"]
 
@@ -154,8 +155,6 @@ def gpu_names() -> list[str]:
 @functools.cache
 def gpu_label(name: str) -> str:
     """A card's name and its memory, as the box says it."""
-    from memest.app.hero import short_gpu
-
     try:
         plain, count = plain_name(name)
     except MemestError:
@@ -164,7 +163,7 @@ def gpu_label(name: str) -> str:
         return name  # as it is typed: the number goes to an input of its own
     spec = find_gpu(plain)
     size = spec.memory_marketing_gb
-    short = short_gpu(spec.name)
+    short = short_name(spec.name)
     return short if size is None or "GB" in short else f"{short} · {size} GB"
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import streamlit as st
 
 from memest.app import waiting
-from memest.app.hero import short_gpu
 from memest.app.link import linked
 from memest.app.published import outcomes, stale
 from memest.app.question import ExplorerQuestion
@@ -21,6 +20,7 @@ from memest.catalog.gpus import find_gpu
 from memest.errors import UnknownGpuError
 from memest.report.error_plots import Point, against_measured, error_plot, error_words
 from memest.report.page import Block, Figure
+from memest.report.words import short_name
 from memest.units import format_size
 
 __all__ = ["show"]
@@ -109,7 +109,7 @@ def _card(name: str) -> str:
     """A card by one name, however a source spells it."""
     with contextlib.suppress(UnknownGpuError):
         name = find_gpu(name).name
-    return short_gpu(name)
+    return short_name(name)
 
 
 def _figures(runs: list[dict[str, Any]]) -> None:

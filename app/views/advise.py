@@ -7,7 +7,7 @@ from functools import partial
 import streamlit as st
 
 from memest.app import answers, waiting
-from memest.app.hero import short_gpu, verdict_line
+from memest.app.hero import verdict_line
 from memest.app.labels import in_page_words
 from memest.app.link import linked
 from memest.app.question import ExplorerQuestion
@@ -16,7 +16,8 @@ from memest.app.words import plain
 from memest.report.findings import Advice, Plan
 from memest.report.result import Verdict
 from memest.report.suggestions import Suggestions
-from memest.report.tables import advice_sentence, plan_words
+from memest.report.tables import advice_sentence, plan_words, training_words
+from memest.report.words import short_name
 from memest.units import format_delta, format_size
 
 __all__ = ["show"]
@@ -52,7 +53,7 @@ def show(question: ExplorerQuestion) -> None:
     if answer is None:
         return
     if len(question.gpus) > 1:
-        st.caption(f"Plans are for one GPU, the first that is named: {short_gpu(answer.gpu)}.")
+        st.caption(f"Plans are for one GPU, the first that is named: {short_name(answer.gpu)}.")
     st.html(verdict_line(answer.verdict, in_page_words(_headline(answer))))
     if answer.plans:
         _table(answer)
@@ -79,6 +80,7 @@ def _headline(answer: Advice) -> str:
     count = len(answer.plans)
     many = f"{count} plans, the fastest first" if count > 1 else "one plan"
     words = f"on {answer.gpu} with {answer.effective_batch:,} samples a step: {many}"
+    words += training_words(best)
     if answer.unpriced:
         return f"{words}; not priced: {'; '.join(answer.unpriced)}"
     if best.verdict is not Verdict.FITS:
@@ -117,7 +119,7 @@ def _table(answer: Advice) -> None:
 def _time(plan: Plan) -> dict[str, str]:
     """The column of relative times, where there are any."""
     time = plan.relative_time
-    return {} if time is None else {"time of a sample": f"{time:.2f} ×"}
+    return {} if time is None else {"time": f"{time:.2f} ×"}
 
 
 def _share(plan: Plan) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from memest.app import answers, waiting
 from memest.app.calibration_chart import ratio_chart
+from memest.app.labels import in_page_words
 from memest.app.link import linked, set_page_value
 from memest.app.question import ExplorerQuestion
 from memest.app.records import (
@@ -30,7 +31,7 @@ from memest.app.views.measure import measure
 from memest.app.views.what_if_parts import calibration_tab
 from memest.app.widgets import download, gpu_label
 from memest.app.words import plain
-from memest.calibration.fitting.example import MODELS, RUNS, example_pairs
+from memest.calibration.fitting.example import FACTOR, MODELS, RUNS, example_pairs
 from memest.calibration.fitting.fit import Evaluation, evaluate, fit_calibration
 from memest.calibration.fitting.report import report_blocks
 from memest.calibration.measurement import Measurement
@@ -39,7 +40,7 @@ from memest.estimation.calibration import Calibration
 from memest.estimation.calibration_files import read_calibration, write_calibration
 from memest.estimation.gpu_target import calibration_folders
 from memest.estimation.tracer import KNOWN_ALONE
-from memest.report.words import interval_text
+from memest.report.words import interval_text, short_name
 from memest.units import MIB, format_delta, format_size
 
 __all__ = ["show"]
@@ -127,17 +128,23 @@ def _example() -> None:
     """A fit of simulated runs, from prediction to factor."""
     st.markdown("##### A simulated example")
     st.caption(
-        f"{MODELS * RUNS} made-up runs of {MODELS} made-up models on a made-up card, whose context "
-        "and cache are larger than the table and the replay say. The fit is the real one and finds "
-        "both again."
+        f"{MODELS * RUNS} made-up runs of {MODELS} made-up models on a made-up card. Its "
+        f"activations and temporaries are {FACTOR - 1:.0%} larger than predicted; its context and "
+        "cache, too, are larger than the table and the replay say. The fit is the real one and "
+        "finds all of it again."
     )
     fitted = waiting.attempt(_example_fit, "Fitting the example")
     if fitted is None:
         return
     calibration, evaluations = fitted
-    chart = ratio_chart(evaluations, SIMULATED)
-    st.vega_lite_chart(spec=chart.spec, alt=chart.words, key="example_chart")
+    _draw_ratios(evaluations, SIMULATED, "example_chart")
     draw_calibration(calibration)
+
+
+def _draw_ratios(evaluations: Sequence[Evaluation], title: str, key: str) -> None:
+    """Dots around 1.0, each with its range: runs, corrected by fits without their models."""
+    chart = ratio_chart(evaluations, in_page_words(title))
+    st.vega_lite_chart(spec=chart.spec, alt=chart.words, key=key)
 
 
 @st.cache_resource(show_spinner=False)
@@ -197,11 +204,7 @@ def draw_calibration(calibration: Calibration) -> None:
         factors = [(name, f"× {value:.4f}") for name, value in calibration.factors.items()]
         rest = "all other parts" if factors else "all parts"
         factors.append((rest, f"× {calibration.other_factor:.4f}"))
-        st.dataframe(
-            [{"part": name, "factor": value} for name, value in factors],
-            hide_index=True,
-            alt="Factors: " + ", ".join(f"{name} {value}" for name, value in factors),
-        )
+        _table(("part", "factor"), factors)
         if calibration.tensors != "identity":
             st.caption(f"Model of the tensors: {calibration.tensors}.")
     with right:
@@ -209,7 +212,7 @@ def draw_calibration(calibration: Calibration) -> None:
         rows = [("beyond the replayed cache", format_delta(calibration.gap_bytes), "")]
         rows += [
             (
-                f"context and kernels, {part.gpu}",
+                f"context and kernels, {short_name(part.gpu)}",
                 format_size(part.constant_bytes),
                 (
                     f"{format_delta(part.low_bytes)} to {format_delta(part.high_bytes)}, "
@@ -225,12 +228,18 @@ def draw_calibration(calibration: Calibration) -> None:
             (f"with {kind} autocast", format_delta(size), "")
             for kind, size in calibration.precision_bytes.items()
         ]
-        st.dataframe(
-            [{"what": what, "offset": size, "spread": spread} for what, size, spread in rows],
-            hide_index=True,
-            alt="Offsets: " + ", ".join(f"{what} {size}" for what, size, _ in rows),
-        )
+        _table(("what", "offset", "spread"), rows)
     _origin(calibration)
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    """A small table, whose words wrap where a column is narrow."""
+    st.table(
+        [dict(zip(head, map(plain, row), strict=True)) for row in rows],
+        hide_index=True,
+        border="horizontal",
+        alt="; ".join(" ".join(filter(None, row)) for row in rows),
+    )
 
 
 def _origin(calibration: Calibration) -> None:
@@ -243,9 +252,10 @@ def _origin(calibration: Calibration) -> None:
     ]
     rows.append(("covers runs up to", f"{format_size(measured.allocated_bytes)} allocated"))
     with st.expander("When, with what, and which models it covers"):
-        st.markdown("\n".join(f"- {plain(name)}: {plain(words)}" for name, words in rows))
+        lines = (f"- {plain(name)}: {plain(in_page_words(words))}" for name, words in rows)
+        st.markdown("\n".join(lines))
     for note in source.notes:
-        st.caption(plain(note))
+        st.caption(plain(in_page_words(note)))
 
 
 def _percent(value: float | None, digits: int = 2) -> str:
@@ -305,13 +315,18 @@ def _fit() -> None:
         _result(*last_fit[1:])
 
 
-def _fit_runs(runs: tuple[Measurement, ...]) -> tuple[Calibration, list[Any]]:
+def _fit_runs(
+    runs: tuple[Measurement, ...],
+) -> tuple[Calibration, tuple[Evaluation, ...], list[Any]]:
     pairs = pairs_of(runs, waiting.say)
     calibration = fit_calibration(pairs)
-    return calibration, report_blocks(pairs, calibration)
+    return calibration, evaluate(pairs), report_blocks(pairs, calibration)
 
 
-def _result(calibration: Calibration, blocks: list[Any]) -> None:
+def _result(
+    calibration: Calibration, evaluations: tuple[Evaluation, ...], blocks: list[Any]
+) -> None:
+    _draw_ratios(evaluations, f"Measured on {', '.join(calibration.provenance.gpus)}", "fit_chart")
     draw_calibration(calibration)
     row = st.container(horizontal=True, vertical_alignment="bottom")
     document = f"{json.dumps(calibration.to_dict(), indent=2)}\n"

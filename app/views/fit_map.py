@@ -11,7 +11,6 @@ import streamlit as st
 
 from memest.app import answers, waiting
 from memest.app.asking import AXES
-from memest.app.hero import short_gpu
 from memest.app.labels import in_page_words
 from memest.app.link import (
     FIRST_PAGE,
@@ -30,6 +29,7 @@ from memest.errors import MemestError
 from memest.report.heatmap import check_picture
 from memest.report.max_batch_table import limit_sentence
 from memest.report.result import Estimate
+from memest.report.words import short_name
 from memest.search.axes import parse_axis
 from memest.search.points import METRICS, Sweep, SweepPoint
 from memest.search.view import heat_map, summary
@@ -236,7 +236,7 @@ def _frontier(
             frontiers.setdefault(gpu, {})[value] = largest.largest
             rows.append(
                 {
-                    "GPU": short_gpu(largest.gpu),
+                    "GPU": short_name(largest.gpu),
                     unit: value,
                     "largest batch": largest.largest,
                     "safe": largest.safe,

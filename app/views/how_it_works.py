@@ -130,7 +130,7 @@ def _live_categories(row: PhaseRow, before: PhaseRow | None) -> None:
             {
                 "category": kind.value,
                 "alive": format_size(sizes.get(kind, 0)),
-                "change since the phase before": ""
+                "change": ""
                 if before is None
                 else format_delta(sizes.get(kind, 0) - sizes_before.get(kind, 0)),
             }

@@ -46,6 +46,7 @@ def measure(go_and_fit: Callable[[], None]) -> None:
         help="Real training steps, case after case, each in a process of its own.",
     )
     name = name or _FIRST
+    st.caption(plain(read_campaign(name).about.partition("\n")[0]))
     try:
         devices = measuring_devices()
     except MemestError as error:
@@ -80,9 +81,7 @@ def measure(go_and_fit: Callable[[], None]) -> None:
 
 
 def _campaign_label(name: str) -> str:
-    campaign = read_campaign(name)
-    about = campaign.about.partition("\n")[0].rstrip(".")
-    return f"{name} · {len(campaign.cases)} cases · {about}"
+    return f"{name} · {len(read_campaign(name).cases)} cases"
 
 
 def _no_card(name: str, why: str) -> None:

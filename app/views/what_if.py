@@ -11,10 +11,11 @@ import streamlit as st
 from memest.app import answers, waiting
 from memest.app.asking import AXES, note_axis
 from memest.app.charts import breakdown_rows
-from memest.app.hero import hero, short_gpu
+from memest.app.hero import hero
 from memest.app.labels import in_page_words
-from memest.app.link import linked, page_value, set_page_value
+from memest.app.link import change, linked, page_value, set_page_value
 from memest.app.question import ExplorerQuestion
+from memest.app.remedy import remedies
 from memest.app.views.what_if_parts import (
     calibration_tab,
     delta_reasons,
@@ -30,7 +31,7 @@ from memest.catalog.gpus import find_gpu
 from memest.catalog.spec import GpuSpec
 from memest.errors import MemestError
 from memest.report.result import Estimate, GpuFit, Verdict
-from memest.report.words import format_count, setup_items
+from memest.report.words import format_count, setup_items, short_name
 from memest.units import format_delta, format_size
 
 __all__ = ["show"]
@@ -59,6 +60,7 @@ def show(question: ExplorerQuestion, draw_inputs: Callable[[], None]) -> None:
         partial(answers.estimate, question),
         f"Working out {question.model}",
         before_waiting=draw_inputs,
+        offer=partial(_offer, question),
     )
     if answer is None:
         draw_inputs()
@@ -76,13 +78,26 @@ def show(question: ExplorerQuestion, draw_inputs: Callable[[], None]) -> None:
             delta_reasons(pinned_answer, answer)
         _behind(question, answer)
     # last, for these take longer than the verdict
-    _fill(cards, question)
+    _fill(cards, question, answer)
     full_answer = waiting.attempt(
         partial(answers.estimate, question, max_batch=True), "Looking for the largest batch"
     )
     if full_answer is not None and full_answer.gpu is not None:
         with changes:
             suggestions_row(question, full_answer)
+
+
+def _offer(question: ExplorerQuestion, error: MemestError) -> None:
+    """One click for what an error says to do."""
+    row = st.container(horizontal=True, key="remedies")
+    for words, other in remedies(question, error):
+        row.button(
+            plain(words),
+            key=f"do {words}",
+            icon=":material/bolt:",
+            on_click=change,
+            args=(other,),
+        )
 
 
 def _hero(question: ExplorerQuestion, answer: Estimate, pinned_answer: Estimate | None) -> None:
@@ -93,7 +108,7 @@ def _hero(question: ExplorerQuestion, answer: Estimate, pinned_answer: Estimate 
     if answer.calibration is not None and answer.gpu is not None:
         change = format_delta(answer.peak.device_bytes - answer.calibration.raw_device_bytes)
         left.button(
-            f"Calibrated on {short_gpu(answer.calibration.gpus[0])}: {change}",
+            f"Calibrated on {short_name(answer.calibration.gpus[0])}: {change}",
             key="calibrated",
             icon=":material/straighten:",
             type="tertiary",
@@ -108,21 +123,28 @@ def _hero(question: ExplorerQuestion, answer: Estimate, pinned_answer: Estimate 
 # -- cards ----------------------------------------------------------------------------------------
 
 
-def _fill(place: st.delta_generator.DeltaGenerator, question: ExplorerQuestion) -> None:
+def _fill(
+    place: st.delta_generator.DeltaGenerator, question: ExplorerQuestion, answer: Estimate
+) -> None:
     """The strip of cards."""
     cards = waiting.attempt(partial(answers.cards, question), "Looking at common cards")
     if cards is not None and cards.fits:
-        place.html(_strip(cards.fits, [find_gpu(name) for name in cards.unseen]))
+        unseen = [find_gpu(name) for name in cards.unseen]
+        place.html(_strip(answer.named_gpus, cards.fits, unseen))
 
 
-def _strip(fits: Sequence[GpuFit], unseen: Sequence[GpuSpec]) -> str:
-    """Cards that people have, from small to large, and the smallest that fits.
+def _strip(asked: Sequence[GpuFit], common: Sequence[GpuFit], unseen: Sequence[GpuSpec]) -> str:
+    """Cards that people have and those asked about, from small to large; the smallest that fits.
 
     Args:
-        fits: of the cards that were looked at.
+        asked: those that the question names, as the verdict has them.
+        common: of the cards that people have those that were looked at.
         unseen: the others; one of them may be smaller than the smallest that fits.
     """
-    ordered = sorted(fits, key=lambda fit: fit.usable_bytes)
+    names = {fit.name for fit in asked}
+    fits = {fit.name: fit for fit in (*common, *asked)}
+    unseen = [spec for spec in unseen if spec.name not in fits]
+    ordered = sorted(fits.values(), key=lambda fit: fit.usable_bytes)
     chips = []
     for fit in ordered:
         kind, mark = _CARD_MARKS[fit.verdict]
@@ -132,8 +154,9 @@ def _strip(fits: Sequence[GpuFit], unseen: Sequence[GpuSpec]) -> str:
         title = f"{spec.name}: {_UNSEEN}, its kernels ask for a trace of their own; choose it"
         chips.append((spec.torch_total_bytes or 0, "unseen", _NOT_LOOKED, spec.name, title))
     cards = "".join(
-        f'<span class="mm-card mm-{kind}" title="{escape(title)}">{mark} '
-        f"{escape(short_gpu(name))}</span>"
+        f'<span class="mm-card mm-{kind}{" mm-asked" if name in names else ""}" '
+        f'title="{escape(title)}">{mark} '
+        f"{escape(short_name(name))}</span>"
         for _, kind, mark, name, title in sorted(chips)
     )
     smallest = next((fit for fit in ordered if fit.verdict is Verdict.FITS), None)
@@ -141,7 +164,7 @@ def _strip(fits: Sequence[GpuFit], unseen: Sequence[GpuSpec]) -> str:
         words = f"None of the cards {'looked at' if unseen else 'below'} surely fits"
     else:
         of = " of those looked at" if unseen else ""
-        words = f"Smallest card{of} that fits: {short_gpu(smallest.name)}"
+        words = f"Smallest card{of} that fits: {short_name(smallest.name)}"
     meanings = {mark: verdict.value for verdict, (_, mark) in _CARD_MARKS.items()}
     meanings[_NOT_LOOKED] = _UNSEEN
     marks = {mark for _, _, mark, _, _ in chips}
@@ -225,22 +248,21 @@ def _parts_table(answer: Estimate) -> None:
     items = [model.task, f"{format_count(model.parameters)} parameters", *setup_items(answer.setup)]
     st.caption(plain(" · ".join(items)))
     rows = breakdown_rows(answer)
+    # exact bytes are taken along as CSV
     table = [
-        {"part": row["part"], "size": row["size"], "share": row["share"], "bytes": row["bytes"]}
-        for row in rows
+        {"part": row["part"], "size": row["size"], "share": 100 * row["share"]} for row in rows
     ]
-    total = answer.peak.device_bytes
-    table.append({"part": "device", "size": format_size(total), "share": 1.0, "bytes": total})
+    total = format_size(answer.peak.device_bytes)
+    table.append({"part": "device", "size": total, "share": 100.0})
     st.dataframe(
         table,
         hide_index=True,
         height="content",
         column_config={
-            "part": st.column_config.TextColumn("part", width=160),
+            "part": st.column_config.TextColumn("part", width=145),
             "share": st.column_config.ProgressColumn(
-                "share", format="percent", min_value=0, max_value=1, width=115
+                "share of device", format="%.1f%%", min_value=0, max_value=100, width=120
             ),
-            "bytes": st.column_config.NumberColumn("bytes", format="localized"),
         },
         alt="Breakdown: " + ", ".join(f"{row['part']} {row['size']}" for row in rows),
     )

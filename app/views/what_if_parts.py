@@ -229,9 +229,9 @@ def calibration_tab(answer: Estimate) -> None:
             {
                 "part": name,
                 "raw": format_size(raw),
-                "factor": "" if factor is None else f"× {factor:.4f}",
+                # of a part a factor, of what holds them together what is added
+                "correction": format_delta(size - raw) if factor is None else f"× {factor:.4f}",
                 "corrected": format_size(size),
-                "change": format_delta(size - raw),
             }
             for name, raw, factor, size in rows
         ],

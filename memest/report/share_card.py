@@ -9,7 +9,7 @@ from memest.report.html import VERDICT_COLOURS
 from memest.report.memory_bar import VERDICT_WORDS, MemoryBar, memory_bar
 from memest.report.plots import INK, new_figure, plain, png_of
 from memest.report.result import Estimate
-from memest.report.words import each_gpu, format_count, setup_items
+from memest.report.words import each_gpu, format_count, setup_items, short_name
 from memest.units import format_size
 
 __all__ = ["share_card"]
@@ -32,7 +32,7 @@ def share_card(estimate: Estimate) -> bytes:
     bar, gpu = memory_bar(estimate), estimate.gpu
     headline = VERDICT_WORDS[estimate.verdict]
     if gpu is not None:
-        headline += f" on {gpu.name}"
+        headline += f" on {short_name(gpu.name)}"
     model = estimate.model
     items = [f"{format_count(model.parameters)} parameters", *setup_items(estimate.setup)]
     _text(figure, _LEFT, 0.9, _short(model.id, 44), size=30, weight="bold")

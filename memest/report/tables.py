@@ -27,6 +27,7 @@ __all__ = [
     "stage_lines",
     "stage_parts",
     "suggestion_parts",
+    "training_words",
 ]
 
 LABEL, FIRST, COLUMN = 18, 12, 24
@@ -163,10 +164,7 @@ def advice_sentence(advice: Advice) -> str:
         assert fit is not None
         each = each_gpu(best_plan.estimate.setup)
         size = f"{format_size(fit.device_bytes)} of {format_size(advice.usable_bytes)}{each}"
-        changes = ""
-        if best_plan.changes_training:
-            words = "; ".join(best_plan.changes_training)
-            changes = f"; nothing surely fits as asked, so this changes the training: {words}"
+        changes = training_words(best_plan)
         if advice.unpriced:
             reason = f"not priced: {'; '.join(advice.unpriced)}"
             return f"Cannot say: {subject}: {plan_words(best_plan)}, {size}{changes}; {reason}."
@@ -194,6 +192,14 @@ def advice_sentence(advice: Advice) -> str:
         words = f"{best.words[0].upper()}{best.words[1:]}"
         sentence += f" {words} ({best.changes_training}): {best.verdict.value}."
     return sentence
+
+
+def training_words(plan: Plan) -> str:
+    """What a plan trains otherwise than was asked, to stand behind a verdict; empty for most."""
+    if not plan.changes_training:
+        return ""
+    words = "; ".join(plan.changes_training)
+    return f"; nothing surely fits as asked, so this changes the training: {words}"
 
 
 def plan_words(plan: Plan, *, times: str = "x") -> str:

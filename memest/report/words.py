@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from memest.catalog.spec import list_gpus
 from memest.config.compilation import fused_loss_words
 from memest.config.kinds import LogProbs
 from memest.config.parallelism import Distributed, Strategy
@@ -39,6 +42,7 @@ __all__ = [
     "range_text",
     "render_origins",
     "setup_items",
+    "short_name",
     "verdict_sentence",
     "verdict_sentences",
     "why_sentence",
@@ -473,3 +477,16 @@ def _value(value: object) -> str:
 
 def _printable(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)
+
+
+_MAKER = re.compile(r"\b(NVIDIA|GeForce|Tesla|AMD|Instinct) ")
+_SOCKET = re.compile(r"[- ](SXM\d?|HBM\d\w?)\b")
+
+
+@functools.cache
+def short_name(gpu: str) -> str:
+    """A GPU's name as people say it: ``RTX 4090``, ``T4``, ``A100-40GB``."""
+    short = _MAKER.sub("", gpu)
+    shorter = _SOCKET.sub("", short)
+    same = [spec for spec in list_gpus() if _SOCKET.sub("", _MAKER.sub("", spec.name)) == shorter]
+    return shorter if len(same) < 2 else short

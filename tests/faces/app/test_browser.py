@@ -201,6 +201,16 @@ def test_inputs_stay_when_the_page_changes(explorer: str, browser: Any) -> None:
     page.close()
 
 
+def test_what_an_error_says_to_do_is_a_click(explorer: str, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 720})
+    page.goto(f"{explorer}/?model=bert-large-uncased&gpu=rtx-4090&seq_len=1024")
+    reads(page, "Use Length 512 or less.")
+    page.get_by_role("button", name="Length 512").click()
+    verdict_is(page, "Fits")
+    url_has(page, "seq_len=512")
+    page.close()
+
+
 def test_the_pin_travels_with_the_link(explorer: str, browser: Any) -> None:
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.goto(f"{explorer}/?model=bert-large-uncased")
@@ -285,6 +295,8 @@ SERIOUS = ("serious", "critical")
 STATES = (
     "?gpu=t4&batch=64&tab=Timeline",
     "?model=no-such-model&batch=-5&tab=none",
+    "?model=bert-large-uncased&gpu=t4&seq_len=1024",
+    "calibration?do=Profiles",
     "calibration?do=Measure",
     "calibration?do=Fit+a+profile",
 )

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,7 +125,14 @@ def test_the_container_is_not_root_and_tells_its_health() -> None:
     assert last_user not in ("root", "0")
     assert names.index("USER") < names.index("CMD")
     assert "HEALTHCHECK" in names
-    assert "torch" not in " ".join(rest for name, rest in steps if name == "RUN")
+    installs = " ".join(rest for name, rest in steps if name == "RUN")
+    assert "torch" not in installs
+    assert "[hosted]" in installs
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert not any("torch" in need for need in extras["hosted"] + extras["plot"])
+    assert "memest-gpu[torch,hosted]" in extras["app"]
     command = json.loads(dict(steps)["CMD"])
     assert "--public" in command
     front = (HOSTING / "README.md").read_text().split("---")[1]
@@ -135,7 +143,7 @@ def test_the_container_is_not_root_and_tells_its_health() -> None:
 
 @pytest.fixture(scope="module")
 def container() -> Iterator[Path]:
-    """The second stage of the image in a folder: the wheel with the extra ``app``, nothing else."""
+    """The second stage of the image in a folder: the wheel with its extra, without PyTorch."""
     pytest.importorskip("build")
     folder = Path(tempfile.mkdtemp(prefix="memest-image-"))
     folder.chmod(0o755)
@@ -146,8 +154,9 @@ def container() -> Iterator[Path]:
         subprocess.run([*python, "venv", str(folder / "bare")], check=True)
         wheel = next((folder / "wheels").glob("memest_gpu-*.whl"))
         install = [str(folder / "bare/bin/python"), "-m", "pip", "install", "-q"]
-        install += ["-c", str(ROOT / "constraints.txt"), f"{wheel}[app]"]
+        install += ["-c", str(ROOT / "constraints.txt"), f"{wheel}[hosted]"]
         subprocess.run(install, check=True, capture_output=True)
+        assert not list(folder.glob("bare/lib/python*/site-packages/torch"))
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -202,6 +211,9 @@ def test_the_steps_of_the_image_lead_to_a_page_that_answers(container: Path) -> 
             page = found.new_page()
             page.goto(f"http://127.0.0.1:{port}")
             page.locator(".mm-verdict b").get_by_text("Fits", exact=True).wait_for(timeout=60_000)
+            page.goto(f"http://127.0.0.1:{port}/calibration")
+            page.get_by_text("A simulated example").wait_for(timeout=60_000)
+            page.get_by_text("beyond the replayed cache").wait_for(timeout=60_000)
             page.goto(f"http://127.0.0.1:{port}/?model={SMALL}&gpu=t4")
             page.get_by_test_id("stAlert").get_by_text("without a trace").wait_for(timeout=60_000)
             found.close()

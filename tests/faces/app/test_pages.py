@@ -178,7 +178,9 @@ def test_the_calibration_page_tells_its_story_by_a_simulated_example(open_page: 
     assert "No profile of T4" in words
     assert "memest calibrate run --campaign standard" in words
     assert "A simulated example" in words
-    offsets = next(frame.value for frame in app.dataframe if "offset" in frame.value)
+    factors, offsets = (table.value for table in app.table)
+    parts = dict(zip(factors["part"], factors["factor"], strict=True))
+    assert 1.05 < float(parts["activations"].removeprefix("× ")) < 1.07  # planted: 1.06
     fitted = dict(zip(offsets["what"], offsets["offset"], strict=True))
     context = next(size for what, size in fitted.items() if what.startswith("context"))
     assert 695 <= float(context.removesuffix(" MiB")) <= 705  # planted: 700 MiB

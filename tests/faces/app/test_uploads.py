@@ -196,8 +196,9 @@ def test_a_profile_is_shown_part_by_part(open_page: Open) -> None:
     app = open_page("calibration", do="Profiles")
     assert metrics(app)["Runs"] == "40"
     assert metrics(app)["Inside their range"] == "92%"
-    assert "× 1.0200" in list(app.dataframe[0].value["factor"])
-    assert "500 MiB" in list(app.dataframe[1].value["offset"])
+    assert "× 1.0200" in list(app.table[0].value["factor"])
+    assert "500 MiB" in list(app.table[1].value["offset"])
+    assert "context and kernels, RTX 4090" in list(app.table[1].value["what"])
     app = open_page(tab="Calibration")
     assert "calibrated on 40 runs of 8 models" in texts(app)
     assert "92% of the runs of models left out of the fit" in texts(app)
@@ -207,7 +208,7 @@ def test_a_profile_is_shown_part_by_part(open_page: Open) -> None:
     assert "before the calibration corrects" in texts(open_page(tab="Timeline"))
     assert "as the calibration corrects it" in texts(open_page("how-it-works"))
     tables = [frame.value for frame in app.dataframe if "raw" in frame.value]
-    factors = dict(zip(tables[0]["part"], tables[0]["factor"], strict=True))
+    factors = dict(zip(tables[0]["part"], tables[0]["correction"], strict=True))
     assert factors["activations"] == "× 1.0200"
     (folder / "zbroken.json").write_text("{")
     assert metrics(open_page("calibration", do="Profiles"))["Runs"] == "40"
@@ -247,6 +248,7 @@ def test_an_import_is_fitted_with_what_it_found_on_the_page(
     assert not app.exception
     assert not app.error
     assert int(metrics(app)["Runs"]) > 0
+    assert len(app.get("vega_lite_chart")) == 1  # each run around 1.0
     app.text_input(key="keep_as").set_value("mine").run()
     app.button(key="keep").click().run()
     assert not app.error

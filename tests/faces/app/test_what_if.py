@@ -39,7 +39,7 @@ def test_a_first_visit_sees_a_question_its_verdict_and_the_three_peaks(open_page
     assert all(size in hero(app) for size in peaks(answer))
     assert f"free {format_size(answer.gpu.headroom_bytes)}" in " ".join(hero(app).split())
     assert "Will it fit?" in hero(app)
-    assert "published runs on one GPU, of adapters, all looked at" in hero(app)
+    assert "Published runs on one GPU, of adapters: median error" in hero(app)
     assert "Smallest card of those looked at that fits" in hero(app)
     assert "… V100-16GB" in hero(app)
     assert "… not looked at" in hero(app)
@@ -50,10 +50,13 @@ def test_a_first_visit_sees_a_question_its_verdict_and_the_three_peaks(open_page
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"fsdp": "full_shard", "num_gpus": 2}, "published runs on several GPUs"),
+        (
+            {"fsdp": "full_shard", "num_gpus": 2},
+            "known, 6.0% of 7 asked by a description",
+        ),
         ({"method": "dpo"}, "No published run of this kind (a preference method)"),
         ({"torch_compile": True}, "No published run of this kind (compiled)"),
-        ({"fp16": True, "bf16": True}, "published runs on one GPU,"),
+        ({"fp16": True, "bf16": True}, "Published runs on one GPU: median"),
     ],
 )
 def test_no_accuracy_is_claimed_for_a_kind_that_nobody_measured(
@@ -535,8 +538,8 @@ def test_without_a_gpu_the_common_ones_are_shown(open_page: Open, gpu: str) -> N
 def test_the_breakdown_adds_up_to_the_device_peak(open_page: Open) -> None:
     app = open_page()
     table = app.dataframe[0].value
-    *parts, total = list(table["bytes"])
-    assert sum(parts) == total
+    *parts, total = list(table["share"])
+    assert sum(parts) == pytest.approx(total) == 100
 
 
 @pytest.mark.parametrize(
