@@ -75,6 +75,8 @@ SWITCHED_OFF = "--switched-off"
 """How a switch with a word for false reaches a command, which hides it."""
 _ONE_RUN = ("estimate", "fits", "read", "max-batch", "stages", "advise")
 """Commands whose only positional is the model: a launch command may stand in its place."""
+_OF_A_LOG = ("explain-oom", "explain-growth")
+"""Commands whose first positional is what a run wrote, and whose second is the model."""
 _OUTPUT = {
     "--json": "as_json",
     "--quiet": "quiet",
@@ -246,7 +248,7 @@ def with_launch(words: Sequence[str]) -> list[str]:
 
 
 def refuse_launch(words: Sequence[str]) -> None:
-    """Refuse a launch command that stands in the place of a model.
+    """Refuse a launch command that stands in the place of a model, or of a log.
 
     Its options would be taken for memest's own, so nobody guesses where it begins.
 
@@ -256,22 +258,33 @@ def refuse_launch(words: Sequence[str]) -> None:
     Raises:
         ConfigError: with the very command to type.
     """
-    if not words or words[0] not in _ONE_RUN or "--" in words:
+    if not words or words[0] not in (*_ONE_RUN, *_OF_A_LOG) or "--" in words:
         return
     from memest.readers.command_words import begins_launch
 
+    waits_for_log = words[0] in _OF_A_LOG
     for at in range(1, len(words)):
         flag = words[at - 1].replace("_", "-")
         option = options_by_flag().get(flag)
         is_switch = flag in _OUTPUT or (option is not None and option.kind is Kind.SWITCH)
         is_value = flag.startswith("-") and "=" not in flag and not is_switch
-        if not is_value and not words[at].startswith("-") and begins_launch(words[at:]):
+        if is_value or (words[at].startswith("-") and words[at] != "-"):
+            continue
+        if begins_launch(words[at:]):
             own, launch = _own_behind(words[at:], words[:at])
+            if waits_for_log:
+                typed = shlex.join(launch)
+                raise ConfigError(
+                    f"{typed} is a launch command, and {words[0]} reads what a run wrote: keep "
+                    f"that, {typed} 2>&1 | tee run.log, then memest {words[0]} run.log -- {typed}."
+                    f" Before it runs: memest fits --gpu t4 -- {typed}."
+                )
             command = f"memest {shlex.join([*words[:at], *own, '--', *launch])}"
             raise ConfigError(
                 f"{words[at]} begins a launch command, which stands behind --: {command} (memest's "
                 "own options, such as --gpu, in front of --; nothing is run)."
             )
+        waits_for_log = False
 
 
 def _own_behind(launch: Sequence[str], before: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -28,7 +28,7 @@ def tiny(tmp_path_factory):
 @pytest.mark.slow
 def test_broken_files(cli, tmp_path):
     (tmp_path / "broken.json").write_text('{"model_type": "bert",')
-    check(cli("estimate", str(tmp_path / "broken.json")), 1, "not valid JSON", "line 1")
+    check(cli("estimate", str(tmp_path / "broken.json")), 2, "not valid JSON", "line 1")
     (tmp_path / "list.json").write_text("[1, 2]")
     check(cli("estimate", str(tmp_path / "list.json")), 1, "array")
     (tmp_path / "none.json").write_text("{}")

@@ -75,7 +75,7 @@ def model(tmp_path_factory):
         ("estimat x", 2, ["estimate"]),
         ("--foo", 2, ["--foo"]),
         ("estimate no-such-model-anywhere", 5, ["memest models"]),
-        ("estimate ./nowhere/config.json", 1, ["does not exist"]),
+        ("estimate ./nowhere/config.json", 2, ["does not exist"]),
         ("fits bert-base-uncased", 2, ["--gpu"]),
         ("models no-such-model-anywhere", 5, ["memest models"]),
         ("gpus no-such-gpu", 5, ["memest gpus"]),
