@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,8 @@ from memest.units import MIB, parse_size
 
 if TYPE_CHECKING:
     from memest.readers.run_config import RunConfig
-    from memest.report.result import Estimate, Verdict
+    from memest.report.max_batch_result import Largest
+    from memest.report.result import Estimate, GpuFit, Verdict
     from memest.report.suggestions import Suggestions
     from memest.report.text import TableChoice
 
@@ -160,7 +161,7 @@ def run_estimate(
     def tips_of_answer() -> Suggestions | None:
         from memest.search.suggest import effort_for
 
-        return find_tips(model, options, output, answer.verdict, effort_for(answer))
+        return find_tips(model, options, output, answer.named_gpus, effort_for(answer))
 
     output.put(
         answer,
@@ -184,30 +185,35 @@ def find_tips(
     model: str,
     options: Mapping[str, Any],
     output: Output,
-    verdict: Verdict,
+    cards: Sequence[GpuFit | Largest],
     effort: Mapping[str, Any] | None,
 ) -> Suggestions | None:
-    """What would make a run fit that does not, or may not, on the first GPU that was named.
+    """What would make a run fit that does not, or may not.
 
     Args:
         model: as it was named.
         options: of the run.
         output: shows what is being done.
-        verdict: of the run.
+        cards: the answers for the GPUs of the options, in their order. It is to fit the one where
+            its verdict is worst, the smallest of several: the others mostly follow.
         effort: how thoroughly to look, as arguments of ``suggest``; None: not at all.
     """
     from memest.report.result import Verdict
     from memest.search.suggest import suggest
 
-    if verdict not in (Verdict.DOES_NOT_FIT, Verdict.TIGHT, Verdict.RELEASES_CACHE):
+    wanting = [
+        (number, card)
+        for number, card in enumerate(cards)
+        if card.verdict in (Verdict.DOES_NOT_FIT, Verdict.TIGHT, Verdict.RELEASES_CACHE)
+    ]
+    if effort is None or not wanting:
         return None
-    if effort is None:
-        return None
+    number, _ = max(wanting, key=lambda each: (each[1].verdict.rank, -each[1].usable_bytes))
     gpus = options.get("gpu")
-    first = gpus if isinstance(gpus, str) or not gpus else gpus[0]
+    gpu = gpus if isinstance(gpus, str) or not gpus else gpus[number]
     try:
         with output.working() as progress:
-            found = suggest(model, progress=progress, **effort, **{**options, "gpu": first})
+            found = suggest(model, progress=progress, **effort, **{**options, "gpu": gpu})
     except MemestError:
         return None  # the answer holds without them
     return found if found.changes or found.closest is not None else None
