@@ -19,7 +19,7 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -88,6 +88,8 @@ _OUTPUT = {
 _OF_CARD = frozenset({"--gpu", "--gpu-memory", "--device-context", "--calibration"})
 """Options that are taken for memest's behind a script too; not by other spellings (--profile)."""
 _TEXTS = {"--by": "by", "--depth": "depth", "--out": "out", "--snapshot": "snapshot"}
+_READ = {"--config": "config", "--config-format": "config_format", "--launch": "launch"}
+"""Options that name what readers read, by the name :func:`read_question` has for them."""
 
 _FILES = tuple(".yaml .yml .toml .json .py .ipynb .bin .sh .bash .sbatch .slurm".split())
 """What may be a configuration of another tool, which takes readers to tell."""
@@ -341,6 +343,7 @@ def plain_question(words: Sequence[str]) -> Callable[[], int] | None:
     model: str | None = None
     options: dict[str, Any] = {}
     report_options: dict[str, Any] = {}
+    read: dict[str, Any] = {}
     output: dict[str, bool] = {}
     rest = iter(words[1:])
     for word in rest:
@@ -355,7 +358,7 @@ def plain_question(words: Sequence[str]) -> Callable[[], int] | None:
             output[_OUTPUT[word]] = True
         elif flag in flags and flags[flag].kind is Kind.SWITCH and not equals:
             options[flags[flag].name] = True
-        elif flag in flags or flag in texts:
+        elif flag in flags or flag in texts or flag in _READ:
             value = inline_value if equals else next(rest, None)
             if value is None or (flag in flags and flags[flag].kind is Kind.SWITCH):
                 return None
@@ -363,6 +366,12 @@ def plain_question(words: Sequence[str]) -> Callable[[], int] | None:
                 if texts[flag] in report_options:
                     return None
                 report_options[texts[flag]] = value
+            elif flag == "--config":
+                read.setdefault("config", []).append(value)
+            elif flag in _READ:
+                if _READ[flag] in read:
+                    return None
+                read[_READ[flag]] = value
             elif flags[flag].kind is Kind.LIST:
                 options.setdefault(flags[flag].name, []).append(value)
             elif flags[flag].name in options:
@@ -371,7 +380,31 @@ def plain_question(words: Sequence[str]) -> Callable[[], int] | None:
                 options[flags[flag].name] = value
         else:
             return None
-    if model is None or _may_be_file(model):
-        return None
     answer = run_estimate if words[0] == "estimate" else run_fits
-    return partial(answer, model, options, Output(**output), **report_options)
+    shown = Output(**output)
+    if read or (model is not None and _may_be_file(model)):
+        return partial(_answer_read, answer, model, options, shown, read, report_options)
+    if model is None:
+        return None
+    return partial(answer, model, options, shown, **report_options)
+
+
+def _answer_read(
+    answer: Callable[..., int],
+    model: str | None,
+    options: dict[str, Any],
+    output: Output,
+    read: Mapping[str, Any],
+    report_options: Mapping[str, Any],
+) -> int:
+    """Answer a question that a configuration, a script or a launch command is part of."""
+    from memest.catalog.gpu_counts import split_gpu_counts
+    from memest.cli.question import read_question
+
+    # before files are read: a number that stands with the name is an option like others
+    options = split_gpu_counts(options) if "gpu" in options else options
+    question = read_question([] if model is None else [model], options, **read)
+    with question.run.telling_origins():
+        return answer(
+            question.models[0], question.options, output, run=question.run, **report_options
+        )

@@ -85,7 +85,7 @@ def _ask(text: str, default: str, read: Callable[[str], _T]) -> _T:
 def _model(reference: str) -> str:
     """A model, or a configuration that names one; it is found, and read."""
     from memest.catalog.resolve import resolve_model
-    from memest.cli.parameters import read_question
+    from memest.cli.question import read_question
     from memest.readers.reading import names_config
 
     if names_config(reference):

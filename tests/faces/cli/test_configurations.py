@@ -9,7 +9,7 @@ import pytest
 import memest
 from memest.cli.argv import refuse_launch, with_launch
 from memest.cli.main import run
-from memest.cli.parameters import read_question
+from memest.cli.question import read_question
 from memest.config.options import setup_from_options
 from memest.errors import ConfigError
 from support.paths import RUN_CONFIGURATIONS
@@ -265,6 +265,15 @@ def test_reading_is_light(cli, place):
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+    for words in (["fits", "train.py"], ["fits", "--", "torchrun", "train.py"]):
+        code = (
+            f"import sys; from memest.cli.main import run; assert run({words}) == 2;"
+            "print('typer' in sys.modules)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == "False", words
     code = "import sys, memest.cli.main, memest.estimation.estimate; print('yaml' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
