@@ -219,10 +219,18 @@ def find_tips(
     return found if found.changes or found.closest is not None else None
 
 
-def _say_what_was_taken(options: Mapping[str, Any], output: Output) -> None:
-    """What names of GPUs were taken for, where they left a choice."""
+def _say_what_was_taken(model: str, options: Mapping[str, Any], output: Output) -> None:
+    """What names were taken for: of a mirror its original, of GPUs what left a choice."""
+    from memest.catalog.changes import split_changes
     from memest.catalog.gpus import find_gpu
+    from memest.catalog.mirrors import mirror_note
+    from memest.catalog.models import lookup
+    from memest.catalog.resolve import leads_to_file
 
+    name, _ = split_changes(model)
+    entry = None if leads_to_file(name) else lookup(name)
+    if entry is not None and (note := mirror_note(name, entry)):
+        output.note(note)
     gpus = options.get("gpu") or ()
     for name in [gpus] if isinstance(gpus, str) else gpus:
         with suppress(UnknownGpuError):  # local: it was read
@@ -352,7 +360,7 @@ def run_fits(
         # the worst first, whose exit code it is
         worst_first = sorted(limits, key=lambda limit: -limit.verdict.rank)
         write_out("".join(f"{limit.sentence}\n" for limit in worst_first))
-        _say_what_was_taken(options, output)
+        _say_what_was_taken(model, options, output)
         for text in (*answer.notes, *answer.assumptions):
             if isinstance(text, (IdleNote, Emulated)) or "has no effect" in text:
                 output.note(text)

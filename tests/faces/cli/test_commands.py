@@ -58,6 +58,15 @@ def test_missing_torch(process, tiny, tmp_path):
     check(process("estimate", tiny, env=env), 6, "torch", "pip install 'memest-gpu[")
 
 
+def test_a_mirror_is_said_to_be_one(here):
+    line = ("--bf16", "--lora-r", "16", "--checkpointing", "--gpu", "a100")
+    done = here("fits", "unsloth/Llama-3.2-1B", *line)
+    assert (done.returncode, done.stdout[:5]) == (0, "Fits:")
+    said = "memest: unsloth/Llama-3.2-1B is answered as meta-llama/Llama-3.2-1B: mirror"
+    assert said in done.stderr
+    assert "answered as" not in here("fits", "meta-llama/Llama-3.2-1B", *line).stderr
+
+
 def test_sequence_longer_than_the_model(here, tiny):
     check(here("estimate", tiny, "--seq-len", "65"), 2, "--seq-len 65", "64")
 
