@@ -59,7 +59,8 @@ def read_config(path: Path, *, label: str) -> dict[str, Any]:
                 f"explain-oom {label}"
             ) from error
         raise ConfigError(
-            f"{label} is not valid JSON: {error.msg} in line {error.lineno}, column {error.colno}"
+            f"{label} is no model's config.json: it is not valid JSON: {error.msg} in line "
+            f"{error.lineno}, column {error.colno}"
         ) from error
     except ValueError as error:  # a number that is too long to be one
         raise ConfigError(f"{label} is not valid JSON: {error}") from error
