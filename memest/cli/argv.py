@@ -272,8 +272,9 @@ def refuse_launch(words: Sequence[str]) -> None:
         is_value = flag.startswith("-") and "=" not in flag and not is_switch
         if is_value or (words[at].startswith("-") and words[at] != "-"):
             continue
-        if begins_launch(words[at:]):
-            own, launch = _own_behind(words[at:], words[:at])
+        begun = words[at].split() if waits_for_log and " " in words[at] else words[at:]
+        if begins_launch(begun):
+            own, launch = _own_behind(begun, words[:at])
             if waits_for_log:
                 typed = shlex.join(launch)
                 raise ConfigError(

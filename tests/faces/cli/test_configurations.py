@@ -179,6 +179,8 @@ def test_a_launch_command_is_no_log(command, capsys):
     assert run([command, "--json", "torchrun", "train.py", "--bf16"]) == 2
     said = capsys.readouterr().err
     assert f"memest {command} run.log -- torchrun train.py --bf16." in said
+    assert run([command, "python train.py"]) == 2
+    assert f"memest {command} run.log -- python train.py." in capsys.readouterr().err
     assert run([command, "run.log", "python", "train.py"]) == 2
     said = capsys.readouterr().err
     assert f"stands behind --: memest {command} run.log -- python train.py" in said
