@@ -1,11 +1,11 @@
 """What can go wrong, and the exit code the command line gives it.
 
     MemestError (1)
-    |- ConfigError, a ValueError (2)      an option or a combination that cannot be
+    |- ConfigError, a ValueError (2)      an option, a combination or a file that cannot be
     |  `- UnfitGpuError                   a GPU that cannot run what is asked
     |- UnknownModelError, a LookupError (5)
     |- UnknownGpuError, a LookupError (5)
-    |- ModelLoadError (1)                 known, but its config or code cannot be read or built
+    |- ModelLoadError (1)                 found, but its config or code cannot be built
     |- TraceError (1)                     a model whose step cannot be traced
     |- NotKnownError (1)                  what needs a trace, where only what is known was asked for
     |- ReplayError (2)                    an event stream or snapshot that contradicts itself
@@ -87,7 +87,7 @@ class UnknownGpuError(MemestError, LookupError):
 
 
 class ModelLoadError(MemestError):
-    """A model that was found but whose configuration cannot be read or built."""
+    """A model that was found but whose configuration or code cannot be built."""
 
 
 class TraceError(MemestError):

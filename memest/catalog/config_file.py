@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from memest.catalog.models import model_types
-from memest.errors import ModelLoadError
+from memest.errors import ConfigError, ModelLoadError
 from memest.files.texts import read_small
 from memest.units import MIB, format_size
 
@@ -34,39 +34,40 @@ def read_config(path: Path, *, label: str) -> dict[str, Any]:
         label: how messages call it.
 
     Raises:
-        ModelLoadError: unreadable, larger than 10 MiB, not JSON, or not a JSON object.
+        ConfigError: unreadable, larger than 10 MiB, not JSON, or not a JSON object.
     """
     try:
         if path.is_file() and path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ModelLoadError(
+            raise ConfigError(
                 f"{label} has {format_size(path.stat().st_size)}, a model's config.json at most "
                 f"{format_size(MAX_CONFIG_BYTES)}: give the config.json, not weights or data"
             )
         text = read_small(path, MAX_CONFIG_BYTES)
     except UnicodeDecodeError as error:
-        raise ModelLoadError(
+        raise ConfigError(
             f"{label} is not text ({error.reason} at byte {error.start}): give the model's "
             "config.json, not its weights"
         ) from error
     except OSError as error:
-        raise ModelLoadError(f"{label} cannot be read: {error.strerror or error}") from error
+        raise ConfigError(f"{label} cannot be read: {error.strerror or error}") from error
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         if "out of memory" in text.lower():
-            raise ModelLoadError(
+            raise ConfigError(
                 f"{label} is a log with an out-of-memory message, and no model: memest "
                 f"explain-oom {label}"
             ) from error
-        raise ModelLoadError(
-            f"{label} is not valid JSON: {error.msg} in line {error.lineno}, column {error.colno}"
+        raise ConfigError(
+            f"{label} is no model's config.json: it is not valid JSON: {error.msg} in line "
+            f"{error.lineno}, column {error.colno}"
         ) from error
     except ValueError as error:  # a number that is too long to be one
-        raise ModelLoadError(f"{label} is not valid JSON: {error}") from error
+        raise ConfigError(f"{label} is not valid JSON: {error}") from error
     except RecursionError as error:
-        raise ModelLoadError(f"{label} is nested too deeply for a model's config.json") from error
+        raise ConfigError(f"{label} is nested too deeply for a model's config.json") from error
     if not isinstance(data, dict):
-        raise ModelLoadError(
+        raise ConfigError(
             f"{label} holds a JSON {_kind(data)}, a model's config.json is an object with a "
             "model_type"
         )
@@ -91,24 +92,24 @@ def check_config(
         notes for the user.
 
     Raises:
-        ModelLoadError: without a ``model_type``, with fewer than no layers, or with code of its own
-            that is not trusted.
+        ConfigError: without a ``model_type``, or with fewer than no layers.
+        ModelLoadError: with code of its own that is not trusted.
     """
     if "_class_name" in config and "model_type" not in config:
-        raise ModelLoadError(
+        raise ConfigError(
             f"{label} describes a {config['_class_name']} of diffusers, which memest does not "
             "build: give a factory of your own instead, package.module:function"
         )
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
-        raise ModelLoadError(
+        raise ConfigError(
             f"{label} has no model_type, so transformers cannot know what to build: add one, for "
             'example "model_type": "llama", or give a factory, package.module:function'
         )
     for name, value in config.items():
         # Python counts down to nothing: transformers builds a model without layers
         if _LAYERS.fullmatch(name) and isinstance(value, int) and value < 0:
-            raise ModelLoadError(f"{label}: {name} is {value}: a number of layers is 0 or more")
+            raise ConfigError(f"{label}: {name} is {value}: a number of layers is 0 or more")
     if not config.get("auto_map") or trust_remote_code:
         return config, ()
     if model_type in model_types():

@@ -291,6 +291,9 @@ def _unknown(name: str) -> UnknownGpuError:
     spellings = [text for spec in list_gpus() for text in (*spec.aliases, spec.name)]
     matches = closest(name, spellings)
     hint = f"; nearest names: {', '.join(matches)}" if matches else ""
+    several = [part.strip() for part in name.split(",") if part.strip()]
+    if len(several) > 1:
+        hint = f": each card has a --gpu of its own, {' '.join(f'--gpu {n}' for n in several)}"
     return UnknownGpuError(
         f"no GPU is called {name!r}{hint}. `memest gpus` lists all; for a card that is not in the "
         "list give its memory instead, for example --gpu-memory 24GiB"

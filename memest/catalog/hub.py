@@ -48,12 +48,10 @@ def _suggestion(ref: str) -> str:
 def _unknown(ref: str, why: str) -> UnknownModelError:
     reasons = {id_.lower(): f" ({reason})" for id_, reason in left_out().items()}
     reason = reasons.get(ref.lower(), "")
-    # a command as one word
-    meant = f"A launch command stands behind --: memest estimate -- {ref}. " if " " in ref else ""
-    said = (
-        f"{ref!r} is neither a file nor in memest's catalogue{reason}, and {why}. "
-        f"{meant or _nearest(ref)}"
-    )
+    nearest = _nearest(ref)
+    if " " in ref and not nearest:  # a command as one word
+        nearest = f"If this is a launch command, it stands behind --: memest estimate -- {ref}. "
+    said = f"{ref!r} is neither a file nor in memest's catalogue{reason}, and {why}. {nearest}"
     return UnknownModelError(f"{said}{_other_ways(ref)}", said.rstrip())
 
 

@@ -194,6 +194,7 @@ def closest_models(name: str, *, limit: int = 3) -> tuple[str, ...]:
     # their originals are what is meant, and Unsloth's copies are all alike
     others = [alias for alias in aliases() if alias.lower() not in _mirrors()]
     name = re.sub(r"(?i)(-unsloth)?-bnb-4bit$", "", name)
+    name = re.sub(r"\s+", "-", name.strip())  # as one says it: llama 3.1 8b
     tail = name.rpartition("/")[2]
     by_tail = {each.rpartition("/")[2]: each for each in reversed(ids)}
     nearest: list[str] = []

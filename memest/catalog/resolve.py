@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 _FACTORY = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
+_PAGE_OF_HUB = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface|hf)\.co/([\w.-]+(?:/[\w.-]+)?)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +129,7 @@ def _from_file(path: Path, *, ref: str, trust_remote_code: bool) -> ModelSource:
     if path.is_dir():
         file = path / CONFIG_NAME
         if not file.is_file():
-            raise ModelLoadError(
+            raise ConfigError(
                 f"the folder {ref} has no {CONFIG_NAME}: give the folder that save_pretrained "
                 "wrote, or the file itself" + _adapter_hint(path)
             )
@@ -205,9 +206,10 @@ def resolve_model(ref: str, *, trust_remote_code: bool = False) -> ModelSource:
         The configuration and its origin. A factory is neither imported nor called here.
 
     Raises:
-        ModelLoadError: found, but it cannot be read or used.
+        ModelLoadError: found, but it cannot be used.
         UnknownModelError: the reference leads nowhere; the message names the closest models.
-        ConfigError: changes of the configuration that are none.
+        ConfigError: a file or folder that is not there or holds no configuration; changes of a
+            configuration that are none.
     """
     ref = ref.strip()
     whole_ref = ref
@@ -244,9 +246,11 @@ def _resolve(ref: str, *, trust_remote_code: bool) -> ModelSource:
         raise UnknownModelError("no model was named: give an id, for example bert-base-uncased")
     path, exists = _path_of(ref)
     notes: tuple[str, ...] = ()
+    if page := _PAGE_OF_HUB.match(ref):
+        raise ConfigError(f"{ref} is an address: name the model as its page does, {page[1]}.")
     if looks_like_path(ref) and not exists:
         hint = " (a path of Windows; this system parts folders by /)" if of_windows(ref) else ""
-        raise ModelLoadError(
+        raise ConfigError(
             f"{ref} does not exist{hint}: give a folder with a {CONFIG_NAME}, the file itself, or "
             "the id of a model, for example bert-base-uncased"
         )

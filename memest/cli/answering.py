@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,8 @@ from memest.units import MIB, parse_size
 
 if TYPE_CHECKING:
     from memest.readers.run_config import RunConfig
-    from memest.report.result import Estimate, Verdict
+    from memest.report.max_batch_result import Largest
+    from memest.report.result import Estimate, GpuFit, Verdict
     from memest.report.suggestions import Suggestions
     from memest.report.text import TableChoice
 
@@ -160,7 +161,7 @@ def run_estimate(
     def tips_of_answer() -> Suggestions | None:
         from memest.search.suggest import effort_for
 
-        return find_tips(model, options, output, answer.verdict, effort_for(answer))
+        return find_tips(model, options, output, answer.named_gpus, effort_for(answer))
 
     output.put(
         answer,
@@ -184,39 +185,52 @@ def find_tips(
     model: str,
     options: Mapping[str, Any],
     output: Output,
-    verdict: Verdict,
+    cards: Sequence[GpuFit | Largest],
     effort: Mapping[str, Any] | None,
 ) -> Suggestions | None:
-    """What would make a run fit that does not, or may not, on the first GPU that was named.
+    """What would make a run fit that does not, or may not.
 
     Args:
         model: as it was named.
         options: of the run.
         output: shows what is being done.
-        verdict: of the run.
+        cards: the answers for the GPUs of the options, in their order. It is to fit the one where
+            its verdict is worst, the smallest of several: the others mostly follow.
         effort: how thoroughly to look, as arguments of ``suggest``; None: not at all.
     """
     from memest.report.result import Verdict
     from memest.search.suggest import suggest
 
-    if verdict not in (Verdict.DOES_NOT_FIT, Verdict.TIGHT, Verdict.RELEASES_CACHE):
+    wanting = [
+        (number, card)
+        for number, card in enumerate(cards)
+        if card.verdict in (Verdict.DOES_NOT_FIT, Verdict.TIGHT, Verdict.RELEASES_CACHE)
+    ]
+    if effort is None or not wanting:
         return None
-    if effort is None:
-        return None
+    number, _ = max(wanting, key=lambda each: (each[1].verdict.rank, -each[1].usable_bytes))
     gpus = options.get("gpu")
-    first = gpus if isinstance(gpus, str) or not gpus else gpus[0]
+    gpu = gpus if isinstance(gpus, str) or not gpus else gpus[number]
     try:
         with output.working() as progress:
-            found = suggest(model, progress=progress, **effort, **{**options, "gpu": first})
+            found = suggest(model, progress=progress, **effort, **{**options, "gpu": gpu})
     except MemestError:
         return None  # the answer holds without them
     return found if found.changes or found.closest is not None else None
 
 
-def _say_what_was_taken(options: Mapping[str, Any], output: Output) -> None:
-    """What names of GPUs were taken for, where they left a choice."""
+def _say_what_was_taken(model: str, options: Mapping[str, Any], output: Output) -> None:
+    """What names were taken for: of a mirror its original, of GPUs what left a choice."""
+    from memest.catalog.changes import split_changes
     from memest.catalog.gpus import find_gpu
+    from memest.catalog.mirrors import mirror_note
+    from memest.catalog.models import lookup
+    from memest.catalog.resolve import leads_to_file
 
+    name, _ = split_changes(model)
+    entry = None if leads_to_file(name) else lookup(name)
+    if entry is not None and (note := mirror_note(name, entry)):
+        output.note(note)
     gpus = options.get("gpu") or ()
     for name in [gpus] if isinstance(gpus, str) else gpus:
         with suppress(UnknownGpuError):  # local: it was read
@@ -346,7 +360,7 @@ def run_fits(
         # the worst first, whose exit code it is
         worst_first = sorted(limits, key=lambda limit: -limit.verdict.rank)
         write_out("".join(f"{limit.sentence}\n" for limit in worst_first))
-        _say_what_was_taken(options, output)
+        _say_what_was_taken(model, options, output)
         for text in (*answer.notes, *answer.assumptions):
             if isinstance(text, (IdleNote, Emulated)) or "has no effect" in text:
                 output.note(text)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -75,6 +75,8 @@ SWITCHED_OFF = "--switched-off"
 """How a switch with a word for false reaches a command, which hides it."""
 _ONE_RUN = ("estimate", "fits", "read", "max-batch", "stages", "advise")
 """Commands whose only positional is the model: a launch command may stand in its place."""
+_OF_A_LOG = ("explain-oom", "explain-growth")
+"""Commands whose first positional is what a run wrote, and whose second is the model."""
 _OUTPUT = {
     "--json": "as_json",
     "--quiet": "quiet",
@@ -86,6 +88,8 @@ _OUTPUT = {
 _OF_CARD = frozenset({"--gpu", "--gpu-memory", "--device-context", "--calibration"})
 """Options that are taken for memest's behind a script too; not by other spellings (--profile)."""
 _TEXTS = {"--by": "by", "--depth": "depth", "--out": "out", "--snapshot": "snapshot"}
+_READ = {"--config": "config", "--config-format": "config_format", "--launch": "launch"}
+"""Options that name what readers read, by the name :func:`read_question` has for them."""
 
 _FILES = tuple(".yaml .yml .toml .json .py .ipynb .bin .sh .bash .sbatch .slurm".split())
 """What may be a configuration of another tool, which takes readers to tell."""
@@ -274,7 +278,7 @@ def with_launch(words: Sequence[str]) -> list[str]:
 
 
 def refuse_launch(words: Sequence[str]) -> None:
-    """Refuse a launch command that stands in the place of a model.
+    """Refuse a launch command that stands in the place of a model, or of a log.
 
     Its options would be taken for memest's own, so nobody guesses where it begins.
 
@@ -284,22 +288,34 @@ def refuse_launch(words: Sequence[str]) -> None:
     Raises:
         ConfigError: with the very command to type.
     """
-    if not words or words[0] not in _ONE_RUN or "--" in words:
+    if not words or words[0] not in (*_ONE_RUN, *_OF_A_LOG) or "--" in words:
         return
     from memest.readers.command_words import begins_launch
 
+    waits_for_log = words[0] in _OF_A_LOG
     for at in range(1, len(words)):
         flag = words[at - 1].replace("_", "-")
         option = options_by_flag().get(flag)
         is_switch = flag in _OUTPUT or (option is not None and option.kind is Kind.SWITCH)
         is_value = flag.startswith("-") and "=" not in flag and not is_switch
-        if not is_value and not words[at].startswith("-") and begins_launch(words[at:]):
-            own, launch = _own_behind(words[at:], words[:at])
+        if is_value or (words[at].startswith("-") and words[at] != "-"):
+            continue
+        begun = words[at].split() if waits_for_log and " " in words[at] else words[at:]
+        if begins_launch(begun):
+            own, launch = _own_behind(begun, words[:at])
+            if waits_for_log:
+                typed = shlex.join(launch)
+                raise ConfigError(
+                    f"{typed} is a launch command, and {words[0]} reads what a run wrote: keep "
+                    f"that, {typed} 2>&1 | tee run.log, then memest {words[0]} run.log -- {typed}."
+                    f" Before it runs: memest fits --gpu t4 -- {typed}."
+                )
             command = f"memest {shlex.join([*words[:at], *own, '--', *launch])}"
             raise ConfigError(
                 f"{words[at]} begins a launch command, which stands behind --: {command} (memest's "
                 "own options, such as --gpu, in front of --; nothing is run)."
             )
+        waits_for_log = False
 
 
 def _own_behind(launch: Sequence[str], before: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -356,6 +372,7 @@ def plain_question(words: Sequence[str]) -> Callable[[], int] | None:
     model: str | None = None
     options: dict[str, Any] = {}
     report_options: dict[str, Any] = {}
+    read: dict[str, Any] = {}
     output: dict[str, bool] = {}
     rest = iter(words[1:])
     for word in rest:
@@ -370,7 +387,7 @@ def plain_question(words: Sequence[str]) -> Callable[[], int] | None:
             output[_OUTPUT[word]] = True
         elif flag in flags and flags[flag].kind is Kind.SWITCH and not equals:
             options[flags[flag].name] = True
-        elif flag in flags or flag in texts:
+        elif flag in flags or flag in texts or flag in _READ:
             value = inline_value if equals else next(rest, None)
             if value is None or (flag in flags and flags[flag].kind is Kind.SWITCH):
                 return None
@@ -378,6 +395,12 @@ def plain_question(words: Sequence[str]) -> Callable[[], int] | None:
                 if texts[flag] in report_options:
                     return None
                 report_options[texts[flag]] = value
+            elif flag == "--config":
+                read.setdefault("config", []).append(value)
+            elif flag in _READ:
+                if _READ[flag] in read:
+                    return None
+                read[_READ[flag]] = value
             elif flags[flag].kind is Kind.LIST:
                 options.setdefault(flags[flag].name, []).append(value)
             elif flags[flag].name in options:
@@ -386,7 +409,31 @@ def plain_question(words: Sequence[str]) -> Callable[[], int] | None:
                 options[flags[flag].name] = value
         else:
             return None
-    if model is None or _may_be_file(model):
-        return None
     answer = run_estimate if words[0] == "estimate" else run_fits
-    return partial(answer, model, options, Output(**output), **report_options)
+    shown = Output(**output)
+    if read or (model is not None and _may_be_file(model)):
+        return partial(_answer_read, answer, model, options, shown, read, report_options)
+    if model is None:
+        return None
+    return partial(answer, model, options, shown, **report_options)
+
+
+def _answer_read(
+    answer: Callable[..., int],
+    model: str | None,
+    options: dict[str, Any],
+    output: Output,
+    read: Mapping[str, Any],
+    report_options: Mapping[str, Any],
+) -> int:
+    """Answer a question that a configuration, a script or a launch command is part of."""
+    from memest.catalog.gpu_counts import split_gpu_counts
+    from memest.cli.question import read_question
+
+    # before files are read: a number that stands with the name is an option like others
+    options = split_gpu_counts(options) if "gpu" in options else options
+    question = read_question([] if model is None else [model], options, **read)
+    with question.run.telling_origins():
+        return answer(
+            question.models[0], question.options, output, run=question.run, **report_options
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from memest.cli.console import emit
@@ -61,6 +61,8 @@ def ask_question() -> list[str]:
         method = _ask(f"Method ({kinds})", _Method.FULL, lambda x: choose("method", x, _Method))
         batch = _ask("Batch on one GPU", "8", lambda text: _batch(text, _METHOD_OPTIONS[method]))
         options = {"batch": batch, **_METHOD_OPTIONS[method]}
+        if method is not _Method.FULL:
+            options[_half(card)] = True  # nobody trains adapters without it
     words = command_words("estimate", model, {**options, **card})
     sys.stderr.write(f"\n{shlex.join(words)}\n\n")
     return words[1:]
@@ -85,7 +87,7 @@ def _ask(text: str, default: str, read: Callable[[str], _T]) -> _T:
 def _model(reference: str) -> str:
     """A model, or a configuration that names one; it is found, and read."""
     from memest.catalog.resolve import resolve_model
-    from memest.cli.parameters import read_question
+    from memest.cli.question import read_question
     from memest.readers.reading import names_config
 
     if names_config(reference):
@@ -105,6 +107,13 @@ def _card(text: str) -> dict[str, Any]:
     options: dict[str, Any] = split_gpu_counts({"gpu": text})
     resolve_gpu(options["gpu"])
     return options
+
+
+def _half(card: Mapping[str, Any]) -> str:
+    """The half precision that a card computes in: fp16 of those before Ampere."""
+    from memest.catalog.nvml import resolve_gpu
+
+    return "bf16" if "gpu" not in card or resolve_gpu(card["gpu"]).has_bf16 else "fp16"
 
 
 def _usual_card() -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+from memest.catalog.gpus import find_gpu
 from memest.cli.argv import ALL, ESTIMATING, SWITCHED_OFF, closest_flags
 from memest.cli.exit_codes import (
     HOST_MEMORY,
@@ -24,17 +27,35 @@ __all__ = ["error_document", "explain"]
 _MODEL_FLAGS = frozenset({"--model", "--model-name", "--model-name-or-path"})
 
 
-def _explain_usage(error: Any) -> str:
+def _explain_usage(error: Any, typed: Sequence[str]) -> str:
     """One paragraph of what Typer's parser has to say."""
-    path = getattr(getattr(error, "ctx", None), "command_path", "") or "memest"
+    path = getattr(getattr(error, "ctx", None), "command_path", "")
+    if not path:  # the parser itself knows no command
+        path = " ".join(["memest", *(word for word in typed[:1] if word in ESTIMATING)])
     estimating = path.rpartition(" ")[2] in ESTIMATING
     message = error.format_message().strip()
     flag = getattr(error, "option_name", "")
     if message.startswith("No such option"):
         message = _no_such_option(flag, error.ctx, estimating=estimating)
+    elif message.startswith("Got unexpected extra argument"):
+        message = _too_many(
+            message.partition("(s) (")[2].removesuffix(")").split(), estimating=estimating
+        )
     elif message and message[-1] not in ".?!":
         message += "."
     return f"{message} `{path} --help{f' {ALL}' if estimating else ''}` has all options."
+
+
+def _too_many(words: Sequence[str], *, estimating: bool) -> str:
+    """What to say of words behind all that a command takes."""
+    problem = f"{words[0]} is more than the command takes."
+    if not estimating:
+        return problem
+    for word in words:
+        with suppress(MemestError):
+            find_gpu(word)
+            return f"{problem} A GPU is named by --gpu {word}."
+    return f"{problem} Options begin with --, and a launch command stands behind --."
 
 
 def _no_such_option(flag: str, context: Any, *, estimating: bool) -> str:
@@ -73,12 +94,17 @@ def _explain_os(error: OSError) -> str:
     return f"the operating system refuses{place}: {error.strerror or error}."
 
 
-def explain(error: BaseException) -> tuple[str, str, int]:
-    """The kind of an error, its paragraph and its exit code."""
+def explain(error: BaseException, typed: Sequence[str] = ()) -> tuple[str, str, int]:
+    """The kind of an error, its paragraph and its exit code.
+
+    Args:
+        error: that ended a command.
+        typed: the command's words, where there is a line of them.
+    """
     if isinstance(error, MemestError):
         return kind_of(error), str(error), error.exit_code
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-        return USAGE, _explain_usage(error), ExitCode.USAGE
+        return USAGE, _explain_usage(error, typed), ExitCode.USAGE
     if isinstance(error, OSError):
         return OPERATING_SYSTEM, _explain_os(error), ExitCode.FAILURE
     package = (getattr(error, "name", None) or "").partition(".")[0]

@@ -43,7 +43,7 @@ def _guard(work: Callable[[], Any], typed: Sequence[str], *, debug: bool, as_jso
         if type(error).__name__ == "Abort":
             emit("memest: interrupted.")
             return ExitCode.INTERRUPTED
-        kind, message, code = explain(error)
+        kind, message, code = explain(error, typed)
         message = as_typed(message, typed)
         if debug:
             traceback.print_exception(error)

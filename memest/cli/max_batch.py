@@ -66,10 +66,11 @@ def max_batch(
     def tips_of_smallest() -> Suggestions | None:
         smallest = {**options, answer.of.field: answer.step}
         effort = None if answer.setup.torch_compile else {"quick": True}
-        return find_tips(str(model), smallest, output, answer.answers[0].verdict, effort)
+        return find_tips(str(model), smallest, output, answer.answers, effort)
 
     # nobody trains on a length of 1, so what would make that fit is no help
-    has_tips = answer.of is SizeAxis.BATCH and not (no_tips or answer.safe)
+    lacks = not all(largest.safe for largest in answer.answers)
+    has_tips = answer.of is SizeAxis.BATCH and lacks and not no_tips
     output.put(
         answer,
         lambda: (f"{largest.safe}" for largest in answer.answers),

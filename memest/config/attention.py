@@ -59,6 +59,13 @@ def text_dtype(values: Mapping[str, Any], setup: TrainingRun) -> str:
 
 
 def stored_dtype(values: Mapping[str, Any]) -> str:
-    """The dtype that a ``config.json`` names at its top; empty where it names none there."""
-    written = values.get("dtype") or values.get("torch_dtype") or ""
-    return str(written).removeprefix("torch.")
+    """The dtype that a ``config.json`` names; empty where it names none.
+
+    A model of several parts is loaded in the dtype of a part where its top is silent: transformers
+    takes that of the weights then, which are of one dtype.
+    """
+    parts = (values, values.get("text_config"), values.get("vision_config"))
+    for part in (each for each in parts if isinstance(each, Mapping)):
+        if written := part.get("dtype") or part.get("torch_dtype"):
+            return str(written).removeprefix("torch.")
+    return ""

@@ -335,12 +335,9 @@ def check_stored(setup: TrainingRun, dtype: str, model: str) -> None:
     Raises:
         ConfigError: the gradient scaler would refuse their gradients.
     """
-    # FSDP and DeepSpeed make weights of their own, in float32 or with a scaler of their own
-    whole = setup.distributed.strategy in (Strategy.NONE, Strategy.DDP)
     if (
         setup.loaded_dtype is Dtype.AUTO
         and dtype == Dtype.FLOAT16
-        and whole
         and setup.optimizer != "none"
         and _is_scaled_in_half(setup)
     ):
@@ -456,6 +453,7 @@ def _is_scaled_in_half(setup: TrainingRun) -> bool:
         and (not setup.master_weights and setup.loop is not Loop.PLAIN)
         and "trainable=float32" not in setup.cast_weights
         and not setup.distributed.in_half
+        and not setup.trains_in_full
     )
 
 

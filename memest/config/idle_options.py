@@ -5,8 +5,8 @@ not have are said where its batch is planned.
 
 Sources: ``Trainer.__init__`` ("Using fsdp only works in distributed training.") and
 ``evaluation_loop`` of transformers 5.23; ``_init_core_state`` of torch 2.13, where FSDP1 takes
-``NO_SHARD`` for one rank; ``is_tf32_supported`` of ``torch.cuda``; ``GRPOConfig.__post_init__`` of
-TRL 1.16.
+``NO_SHARD`` for one rank; ``is_tf32_supported`` of ``torch.cuda``; ``GRPOConfig.__post_init__`` and
+``KTOTrainer.__init__`` of TRL 1.16.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from memest.config.kinds import Fsdp, Loop, Method, Task
 from memest.config.life import Life, LifePart
 from memest.config.quantization import Format, Quantization
 from memest.config.training_run import TrainingRun
+from memest.errors import ConfigError
 
-__all__ = ["IdleNote", "idle_options"]
+__all__ = ["IdleNote", "idle_options", "refuse_stopped"]
 
 _WITH_LABELS = (
     Task.AUTO,
@@ -56,10 +57,12 @@ class Idle(NamedTuple):
         applies: whether a setup, its sizes and task as the model has them, has it on a GPU of a
             compute capability.
         text: what to say; ``{s}`` is the setup.
+        stops: whether the trainer refuses it before its first step, whatever the GPU.
     """
 
     applies: Callable[[TrainingRun, Capability], object]
     text: str
+    stops: bool = False
 
 
 _ROWS = (
@@ -89,12 +92,15 @@ _ROWS = (
         lambda s, _: s.completions_at_once % s.completions_of_a_prompt,
         "{s.completions_at_once} completions at once are no multiple of the "
         "{s.completions_of_a_prompt} of each prompt that {s.method} compares, and TRL stops. "
-        "Change --batch, --grad-accum or --steps-per-generation, or name --num-generations",
+        "Write a --batch that {s.batch_step} divides, or change --grad-accum, "
+        "--steps-per-generation, --num-gpus or --num-generations",
+        stops=True,
     ),
     Idle(
         lambda s, _: s.method is Method.KTO and s.batch == 1,
         "--batch 1 with --method kto: TRL stops, because its divergence is that of an answer and "
         "another one of the batch. Write --batch 2",
+        stops=True,
     ),
     Idle(
         lambda s, _: s.steps_in_backward and s.max_grad_norm,
@@ -221,3 +227,21 @@ def idle_options(setup: TrainingRun, capability: Capability) -> Iterator[IdleNot
     for row in _ROWS:
         if row.applies(setup, capability):
             yield IdleNote(row.text.format(s=setup) + ".")
+
+
+def refuse_stopped(setup: TrainingRun) -> None:
+    """Refuse a run that its trainer stops before the first step: no memory is a word on it.
+
+    Where something of a run cannot be told, as in a script, that may be what keeps it going.
+
+    Args:
+        setup: the options, as they were asked for.
+
+    Raises:
+        ConfigError: such a run.
+    """
+    if setup.unpriced or setup.overpriced:
+        return
+    for row in _ROWS:
+        if row.stops and row.applies(setup, (0, 0)):
+            raise ConfigError(row.text.format(s=setup) + ".")

@@ -32,6 +32,10 @@ _SAYS: dict[str, str] = {
     **dict.fromkeys(["8bit", "int8"], "--load-in-8bit"),
     **dict.fromkeys(["4bit", "nf4"], "--qlora, or --load-in-4bit"),
     **dict.fromkeys(
+        "fp8 fp4 mxfp8 nvfp4".split(),
+        "nothing, training in 8 or 4 bits is not priced; a base of so many is (--qlora)",
+    ),
+    **dict.fromkeys(
         "grad_ckpt gradient_ckpt recompute activation_recompute grad_checkpoint".split(),
         "--checkpointing full",
     ),

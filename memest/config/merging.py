@@ -40,6 +40,8 @@ _PATTERN = re.compile(r"[*+?\[\](){}|^$\\]")
 _TRUE = frozenset({"true", "yes", "on", "1", "t", "y"})
 _FALSE = frozenset({"false", "no", "off", "0", "f", "n"})
 _BF16_NAMES = ("precision", "bf16")
+_OF_SFT = "trl-fused"
+"""The loss that SFTTrainer alone has."""
 _OF_BASES = ("qlora", "load_in_4bit", "load_in_8bit")
 _FLAGS = {option.key or option.name: option.flags[0] for option in OPTIONS}
 
@@ -55,7 +57,7 @@ def merge_all(values: dict[str, Any], base: Setup | None) -> None:
             f"--method sft and --loop {values['loop']} exclude each other: what is priced is "
             "TRL's trainer. Drop one of them."
         )
-    implied = implied_options(values) if base is None else _of_sft_trainer(values, base)
+    implied = implied_options(values) if base is None else _of_other_trainer(values, base)
     _merge_precision(values, base)
     _expand_qlora(values, base)
     _merge_deepspeed(values, base)
@@ -117,20 +119,30 @@ def implied_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _of_sft_trainer(options: Mapping[str, Any], base: Setup) -> dict[str, Any]:
-    """What a run gets by SFTTrainer in place of its trainer, for whom its other options stand."""
-    if not _is_sft(options):
+def _of_other_trainer(options: Mapping[str, Any], base: Setup) -> dict[str, Any]:
+    """What a run gets by SFTTrainer in place of its trainer, or loses by the Trainer in its place.
+
+    Its other options stand for both.
+    """
+    quantised = base.quantization is not None
+    if _is_sft(options):
+        liger = options.get("use_liger_kernel", base.use_liger_kernel)
+        named = any(options.get(name) for name in ("quantization", *_OF_BASES))
+        return _made_by_sft_trainer(
+            liger=read_bool("use_liger_kernel", liger), quantised=named or quantised
+        )
+    method = options.get("method")
+    if method is None or not read_method(method).is_supervised or base.fused_loss != _OF_SFT:
         return {}
-    named = any(options.get(name) for name in ("quantization", *_OF_BASES))
-    return _made_by_sft_trainer(
-        liger=read_bool("use_liger_kernel", options.get("use_liger_kernel", base.use_liger_kernel)),
-        quantised=named or base.quantization is not None,
-    )
+    out: dict[str, Any] = {"fused_loss": ""}
+    if quantised and base.adapter is not None:
+        out |= {"prepare_kbit": True, "cast_weights": ()}
+    return out
 
 
 def _made_by_sft_trainer(*, liger: bool, quantised: bool) -> dict[str, Any]:
     """What SFTTrainer does whatever its configuration says (TRL 1.16), beside Liger or a base."""
-    out: dict[str, Any] = {} if liger else {"fused_loss": "trl-fused"}
+    out: dict[str, Any] = {} if liger else {"fused_loss": _OF_SFT}
     if quantised:
         out |= {"prepare_kbit": False, "cast_weights": ("trainable=bfloat16",)}
     return out

@@ -14,7 +14,7 @@ from memest.config.installed import installed_version
 from memest.config.kinds import Dtype, LogProbs, Loop, Method, Precision
 from memest.config.optimizers import facts_of
 from memest.config.parallelism import Strategy
-from memest.config.quantization import prepares_base
+from memest.config.quantization import Format, prepares_base
 from memest.config.release_defaults import PREPARED, release_default
 from memest.config.rollouts import Engine
 from memest.config.training_options import SHARDS_AT_LOAD, TrainingOptions
@@ -181,6 +181,20 @@ class TrainingRun(TrainingOptions):
             own = self.loop is Loop.PLAIN or self.distributed.pp > 1 or self.is_sharded_at_load
             return self.distributed.fsdp_mixed_precision if own else True
         return self.distributed.strategy is Strategy.ZERO
+
+    @property
+    def trains_in_full(self) -> bool:
+        """Whether what trains is float32 where it is stepped, whatever was loaded.
+
+        Under mixed precision accelerate upcasts it before FSDP shards it (``fsdp2_prepare_model``;
+        ``_flat_param`` of FSDP1 in ``Accelerator.prepare_model``, accelerate 1.15), but not beside
+        4-bit weights under FSDP2; a policy that was asked for leaves it. DeepSpeed steps copies.
+        """
+        if not self.computes_in_half or self.distributed.fsdp_mixed_precision:
+            return False
+        if self.distributed.strategy is Strategy.ZERO or self.distributed.fsdp_version == 1:
+            return True
+        return self.quantization is None or self.quantization.format is not Format.BNB_4BIT
 
     @property
     def is_sharded_at_load(self) -> bool:

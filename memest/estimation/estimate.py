@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from memest.catalog.gpu_counts import split_gpu_count
+from memest.config.idle_options import refuse_stopped
 from memest.config.inputs import module_inputs_of
 from memest.config.options import argument, merge_options
 from memest.config.setup import Setup
@@ -120,6 +121,7 @@ def estimate(
         run_config = run_config.with_model(setup, {**options, **parts})
         model, setup, options = str(run_config.model), run_config.setup, {}
     setup = merge_options(setup, options)
+    refuse_stopped(setup)
     target = None
     if snapshot is not None:
         from memest.estimation.snapshot_export import check_snapshot_target

@@ -117,7 +117,7 @@ def traced_setup(request: Setup) -> Setup:
         request.distributed.strategy is Strategy.FSDP or request.distributed.zero == 3
     ):
         distributed = replace(distributed, scores_completions=True)
-    out = replace(request, distributed=distributed)
+    precision, dtype = request.precision, request.dtype
     if request.computes_in_half:
         half = Dtype.BFLOAT16 if request.precision is Precision.BF16 else Dtype.FLOAT16
         by_policy = request.distributed.fsdp_mixed_precision
@@ -128,10 +128,9 @@ def traced_setup(request: Setup) -> Setup:
         precision = request.precision if request.autocasts_halves else Precision.FP32
         # shards keep the dtype that was loaded, which the weights that are cast tell
         dtype = request.dtype if by_policy else half
-        out = replace(out, precision=precision, dtype=dtype, distributed=distributed)
     elif request.is_built_in_full:
-        out = replace(out, dtype=Dtype.FLOAT32)
-    return out
+        dtype = Dtype.FLOAT32
+    return replace(request, distributed=distributed, precision=precision, dtype=dtype)
 
 
 def _in_full(request: Setup) -> str:

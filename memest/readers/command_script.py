@@ -35,6 +35,7 @@ from memest.readers.training_arguments import (
 )
 from memest.readers.trl import read_trl
 from memest.readers.values import (
+    NOT_HERE,
     Bounded,
     DocumentReading,
     Either,
@@ -163,7 +164,7 @@ def _script_here(program: str, line: CommandLine) -> tuple[Script | None, str]:
             inside = Path(*program.split("."))  # python -m package.train
             path = inside / "__main__.py" if inside.is_dir() else inside.with_suffix(".py")
         if path.suffix.lower() not in SUFFIXES or not path.is_file():
-            return None, ""
+            return None, f" (it {NOT_HERE})" if path.suffix.lower() in SUFFIXES else ""
     except (OSError, ValueError):
         return None, ""
     try:

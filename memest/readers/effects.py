@@ -216,6 +216,8 @@ def _settle_method(
     """Leave a method of preferences out where it is not priced, else what it does not have."""
     entry = acting.get("method")
     if entry is None or read_method(entry.value) is Method.SUPERVISED:
+        if entry is not None and entry.level is Level.FLAG and str(entry.value).lower() != "sft":
+            drop("fused_loss", f"of SFTTrainer, and {entry.origin} is without")
         for option in _OF_METHODS:
             drop(option, "of a trainer that learns from answers")
         return []

@@ -31,6 +31,7 @@ from memest.readers.values import (
     FACTORY_SAYS_IT,
     LENGTH,
     LOSS,
+    NOT_HERE,
     UNKNOWN,
     DocumentReading,
     Either,
@@ -123,6 +124,8 @@ class RunConfig:
         for remark in self.not_modelled:
             if remark.why.endswith("; MODEL says it"):
                 return f"{remark.key} {remark.why.partition(';')[0]}"
+            if NOT_HERE in remark.why:
+                return f"{remark.key} {NOT_HERE}, and its arguments name no model"
         return f"{', '.join(self.sources)} names no model"
 
     @property

@@ -16,6 +16,7 @@ __all__ = [
     "FACTORY_SAYS_IT",
     "LENGTH",
     "LOSS",
+    "NOT_HERE",
     "PROCESSES",
     "UNKNOWN",
     "Bounded",
@@ -86,6 +87,8 @@ CHANGES = "entries of the model's configuration"
 """In place of an option: what a run changes of them, by name."""
 LENGTH = "length of samples"
 """In place of a key, where nothing names how long samples are."""
+NOT_HERE = "is not here"
+"""Of the script that a command names."""
 FACTORY_SAYS_IT = " in the place of MODEL says it"
 """How remarks on a script's own module end: whoever names it as the model has said what it is."""
 LOSS = "loss of its own"

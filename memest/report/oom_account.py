@@ -167,6 +167,11 @@ def _sentences(
     expandable: bool,
 ) -> Iterator[str]:
     tried, free, reserved, total = message.tried, message.free, message.reserved, message.total
+    if total is None and free is None and reserved is None:
+        yield (
+            "the message goes on in the log, with what the card has and what is allocated, "
+            "reserved and free: give all of it, or the log itself."
+        )
     board = None if total is None else whole_board_gib(total, message.backend)
     if board is not None:
         number = len(_with_board(board))

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from memest.config.compatibility import reader_of_head
 from memest.config.installed import installed_version
 from memest.config.parallelism import Fsdp
-from memest.config.quantization import Format
 from memest.config.setup import Dtype, Loop, Precision, Setup
 from memest.errors import ConfigError, closest
 from memest.events import Landmarks, Weight
@@ -429,16 +428,11 @@ def padded_elements(weight: Weight, ranks: int) -> int:
 def stored_dtype(weight: Weight, setup: Setup) -> str:
     """The dtype in which FSDP stores a weight that computes in ``weight.dtype``.
 
-    With mixed precision, accelerate stores what trains in float32 (``fsdp2_prepare_model``; not
-    beside 4-bit weights, where it leaves adapters as peft made them) and the rest as it was loaded,
-    as a policy that was asked for stores all.
+    What does not train is stored as it was loaded, and so is all of it beside autocast.
     """
     if not setup.computes_in_half:
         return weight.dtype
-    distributed, quantization = setup.distributed, setup.quantization
-    four = quantization is not None and quantization.format is Format.BNB_4BIT
-    as_loaded = distributed.fsdp_mixed_precision or (four and distributed.fsdp_version == 2)
-    if weight.trains and not as_loaded:
+    if weight.trains and setup.trains_in_full:
         return Dtype.FLOAT32.value
     return loaded_dtype(weight, setup)
 

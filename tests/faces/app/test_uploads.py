@@ -20,7 +20,7 @@ from memest.app.uploads import (
     temporary,
 )
 from memest.catalog.models import lookup
-from memest.errors import ConfigError, MemestError, ModelLoadError
+from memest.errors import ConfigError, MemestError
 from memest.estimation.gpu_target import calibration_folders
 from memest.files.folders import data_folder
 from support.app_page import Open, command, metrics, texts, verdict
@@ -320,7 +320,7 @@ def test_a_config_is_kept_in_its_folder_whatever_it_calls_itself(kind: str) -> N
 
 
 def test_a_number_without_end_is_no_config() -> None:
-    with pytest.raises(ModelLoadError, match="not valid JSON"):
+    with pytest.raises(ConfigError, match="not valid JSON"):
         keep_config("config.json", b'{"model_type": "bert", "x": ' + b"1" * 5000 + b"}")
 
 

@@ -28,7 +28,7 @@ def tiny(tmp_path_factory):
 @pytest.mark.slow
 def test_broken_files(cli, tmp_path):
     (tmp_path / "broken.json").write_text('{"model_type": "bert",')
-    check(cli("estimate", str(tmp_path / "broken.json")), 1, "not valid JSON", "line 1")
+    check(cli("estimate", str(tmp_path / "broken.json")), 2, "not valid JSON", "line 1")
     (tmp_path / "list.json").write_text("[1, 2]")
     check(cli("estimate", str(tmp_path / "list.json")), 1, "array")
     (tmp_path / "none.json").write_text("{}")
@@ -56,6 +56,15 @@ def test_missing_torch(process, tiny, tmp_path):
     )
     env = {"PYTHONPATH": str(tmp_path), "MEMEST_CACHE": str(tmp_path / "cache")}
     check(process("estimate", tiny, env=env), 6, "torch", "pip install 'memest-gpu[")
+
+
+def test_a_mirror_is_said_to_be_one(here):
+    line = ("--bf16", "--lora-r", "16", "--checkpointing", "--gpu", "a100")
+    done = here("fits", "unsloth/Llama-3.2-1B", *line)
+    assert (done.returncode, done.stdout[:5]) == (0, "Fits:")
+    said = "memest: unsloth/Llama-3.2-1B is answered as meta-llama/Llama-3.2-1B: mirror"
+    assert said in done.stderr
+    assert "answered as" not in here("fits", "meta-llama/Llama-3.2-1B", *line).stderr
 
 
 def test_sequence_longer_than_the_model(here, tiny):

@@ -9,7 +9,7 @@ import pytest
 import memest
 from memest.cli.argv import refuse_launch, with_launch
 from memest.cli.main import run
-from memest.cli.parameters import read_question
+from memest.cli.question import read_question
 from memest.config.options import setup_from_options
 from memest.errors import ConfigError
 from support.paths import RUN_CONFIGURATIONS
@@ -174,6 +174,26 @@ def test_one_word_after_two_dashes_is_a_model():
     assert with_launch(["gpus", "--", "a", "b"]) == ["gpus", "--", "a", "b"]
 
 
+@pytest.mark.parametrize("command", ["explain-oom", "explain-growth"])
+def test_a_launch_command_is_no_log(command, capsys):
+    assert run([command, "--json", "torchrun", "train.py", "--bf16"]) == 2
+    said = capsys.readouterr().err
+    assert f"memest {command} run.log -- torchrun train.py --bf16." in said
+    assert run([command, "python train.py"]) == 2
+    assert f"memest {command} run.log -- python train.py." in capsys.readouterr().err
+    assert run([command, "run.log", "python", "train.py"]) == 2
+    said = capsys.readouterr().err
+    assert f"stands behind --: memest {command} run.log -- python train.py" in said
+
+
+def test_a_log_in_the_place_of_a_model_is_wrong_usage(tmp_path, capsys):
+    log = tmp_path / "oom.txt"
+    log.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB.")
+    for words in (["fits", str(log)], ["fits", str(log), "--gpu", "t4"], ["estimate", str(log)]):
+        assert run(words) == 2
+        assert f"memest explain-oom {log}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["estimate", "fits", "max-batch", "advise", "stages"])
 @pytest.mark.parametrize(
     "launch",
@@ -213,7 +233,7 @@ def test_options_that_are_surely_memests_are_told_in_front(typed, told):
 
 @pytest.mark.parametrize(
     "words",
-    ["compare gpt2 python train.py", "explain-oom python train.py", "sweep gpt2 python train.py",
+    ["compare gpt2 python train.py", "sweep gpt2 python train.py",
      "estimate bash", "estimate uv --bf16", "estimate train.py --bf16",
      "estimate --config-format deepspeed ds.json", "estimate gpt2",
      "estimate deepspeed", "estimate --launch python train.py", "gpus python train.py",
@@ -230,7 +250,7 @@ def test_a_file_is_told_as_what_it_is(tmp_path, monkeypatch, capsys):
     (tmp_path / "oom.txt").write_text("CUDA out of memory. Tried to allocate 20.00 MiB.")
     assert run(["fits", "./trian.py"]) == 2
     assert "there is no such script. Did you mean 'train.py'?" in capsys.readouterr().err
-    assert run(["fits", "oom.txt"]) == 1  # whatever else the question lacks
+    assert run(["fits", "oom.txt"]) == 2  # whatever else the question lacks
     assert "is a log with" in (said := capsys.readouterr().err)
     assert "memest explain-oom oom.txt" in said
 
@@ -247,6 +267,15 @@ def test_reading_is_light(cli, place):
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+    for words in (["fits", "train.py"], ["fits", "--", "torchrun", "train.py"]):
+        code = (
+            f"import sys; from memest.cli.main import run; assert run({words}) == 2;"
+            "print('typer' in sys.modules)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == "False", words
     code = "import sys, memest.cli.main, memest.estimation.estimate; print('yaml' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

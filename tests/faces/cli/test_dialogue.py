@@ -35,8 +35,10 @@ def answered(monkeypatch, capsys):
     ("lines", "command"),
     [
         ([ENTER] * 4, "estimate bert-large-uncased --batch 8 --gpu rtx-4090"),
-        (["gpt2", "t4", "lora", "2"], "estimate gpt2 --batch 2 --peft lora --gpu t4"),
-        (["gpt2", " T4 ", "QLoRA", " 2 "], "estimate gpt2 --batch 2 --qlora --gpu T4"),
+        (["gpt2", "t4", "lora", "2"], "estimate gpt2 --batch 2 --peft lora --fp16 --gpu t4"),
+        (["gpt2", " T4 ", "QLoRA", " 2 "], "estimate gpt2 --batch 2 --qlora --fp16 --gpu T4"),
+        (["gpt2", "a100", "lora", "2"], "estimate gpt2 --batch 2 --peft lora --bf16 --gpu a100"),
+        (["gpt2", "none", "qlora", "2"], "estimate gpt2 --batch 2 --qlora --bf16"),
         (["gpt2", "24GiB", ENTER, ENTER], "estimate gpt2 --batch 8 --gpu 24GiB"),
         (["gpt2", "none", "full", "1"], "estimate gpt2 --batch 1"),
         (["gpt2?n_layer=4", "none", "full", "1"], "estimate gpt2?n_layer=4 --batch 1"),
@@ -53,7 +55,7 @@ def test_what_cannot_be_is_asked_again(answered):
         "no-such-model", "./nowhere/config.json", "gpt2", "rtx 4091", "2gb?", "0GiB", "t4",
         "lorra", "lora", "many", "0", "4",
     )  # fmt: skip
-    assert words == "estimate gpt2 --batch 4 --peft lora --gpu t4".split()
+    assert words == "estimate gpt2 --batch 4 --peft lora --fp16 --gpu t4".split()
     problems = re.findall(r"memest: .*", said)
     wanted = [
         "'no-such-model'", "./nowhere/config.json does not exist", "'rtx 4091'; nearest names: rtx",

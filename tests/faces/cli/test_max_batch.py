@@ -1,12 +1,15 @@
 """``memest max-batch``: reports made by hand, and the command in processes of its own."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from memest.cli.answering import exit_code
+from memest.cli.answering import exit_code, find_tips
+from memest.cli.console import Output
 from memest.config.parallelism import Distributed
 from memest.config.setup import MAX_BATCH, Setup
+from memest.errors import ConfigError
 from memest.report.max_batch_result import (
     CurveEnd,
     CurvePoint,
@@ -92,6 +95,22 @@ def test_what_would_make_the_smallest_fit_is_told():
     text = render(result(largest()), width=80, tips=lambda: found)
     assert "What makes it fit on T4" in text
     assert text.index("QLoRA (trains adapters only)") < text.index("allocated")
+
+
+def test_tips_are_for_the_card_that_is_worst_and_the_smallest_of_those(monkeypatch):
+    fits, t4, a2 = SEVERAL.answers
+    misses = [replace(card, curve=card.curve[-1:]) for card in (t4, a2)]
+    asked = []
+
+    def suggest(model, *, progress, gpu, **options):
+        asked.append(gpu)
+        raise ConfigError("nothing")
+
+    monkeypatch.setattr("memest.search.suggest.suggest", suggest)
+    options = {"gpu": ["rtx-3090", "t4", "a2"], "batch": 1}
+    for cards in ([fits, *misses], [fits, misses[0], t4], [fits, t4, t4]):
+        assert find_tips(TINY, options, Output(quiet=True), cards, {}) is None
+    assert asked == ["a2", "t4"]
 
 
 def test_golden_ascii(golden):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import tomllib
 
 import pytest
 
@@ -50,11 +52,21 @@ PAGES = [
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
-    import re
-
     for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+def test_the_wheel_is_called_what_is_built():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    built = f"{project['name'].replace('-', '_')}-{project['version']}-py3-none-any.whl"
+    named = {
+        name
+        for page in (*PAGES, *EXAMPLES)
+        if page.name != "CHANGELOG.md"
+        for name in re.findall(r"[\w.-]+\.whl", page.read_text(encoding="utf-8"))
+    }
+    assert named == {built}
 
 
 @pytest.mark.slow("what_if_page-what-if")
@@ -67,11 +79,9 @@ def test_links_lead_somewhere(page):
     ],
 )
 def test_generated_pages_have_not_drifted(name, page):
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/{name}.py")
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
+    text = load_tool(name).page()
 
-    assert (ROOT / f"docs/{page}.md").read_text(encoding="utf-8") == tool.page(), (
+    assert (ROOT / f"docs/{page}.md").read_text(encoding="utf-8") == text, (
         f"docs/{page}.md has drifted: run python tools/{name}.py"
     )
 
@@ -87,8 +97,6 @@ def test_the_pages_of_the_commands_have_not_drifted():
 
 
 def test_every_page_is_in_the_index():
-    import re
-
     index = (ROOT / "docs/README.md").read_text(encoding="utf-8")
     linked = set(re.findall(r"\]\(([^)#]+)", index))
     files = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}

@@ -135,10 +135,11 @@ def _step(bash, **inputs):
         ({"gpu": "t4", "fail_over": "100MiB"}, 4, "does not fit"),
         ({"fail_over": "620MiB"}, 3, "tight"),
         ({"fail_over": "620MiB", "tight": "pass"}, 0, "tight"),
+        ({"gpu": "t4", "options": "--batch 2 --seq-len 32 --unpriced judge"}, 7, "cannot say"),
     ],
 )
 def test_the_action_ends_as_the_run_does(bash, inputs, code, verdict):
-    done, files = _step(bash, model=MODEL, options="--batch 2 --seq-len 32", **inputs)
+    done, files = _step(bash, **{"model": MODEL, "options": "--batch 2 --seq-len 32"} | inputs)
 
     assert done.returncode == code, done.stderr
     outputs = dict(line.split("=") for line in files["GITHUB_OUTPUT"].splitlines())

@@ -15,7 +15,7 @@ from memest.catalog.config_file import MAX_CONFIG_BYTES, guess_auto_class
 from memest.catalog.libraries import names_in_libraries
 from memest.catalog.models import lookup
 from memest.catalog.resolve import resolve_model
-from memest.errors import ModelLoadError, UnknownModelError
+from memest.errors import ConfigError, ModelLoadError, UnknownModelError
 
 TINY = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8}
 OWN_CODE = {"model_type": "internlm2", "auto_map": {"AutoModel": "modeling.InternLM2"}}
@@ -97,7 +97,7 @@ class TestFile:
     def test_bad_content(self, tmp_path, content, message):
         path = write(tmp_path / "config.json", content)
 
-        with pytest.raises(ModelLoadError, match=message) as caught:
+        with pytest.raises(ConfigError, match=message) as caught:
             resolve_model(str(path))
         assert "\n" not in str(caught.value)
         assert str(path) in str(caught.value)
@@ -106,7 +106,7 @@ class TestFile:
         path = tmp_path / "model.safetensors"
         path.write_bytes(b"\xff\xfe\x00\x80")
 
-        with pytest.raises(ModelLoadError, match="not text"):
+        with pytest.raises(ConfigError, match="not text"):
             resolve_model(str(path))
 
     def test_huge_file_is_not_read(self, tmp_path):
@@ -114,21 +114,21 @@ class TestFile:
         with path.open("wb") as stream:
             stream.truncate(MAX_CONFIG_BYTES + 1)
 
-        with pytest.raises(ModelLoadError, match=r"at most 10 MiB"):
+        with pytest.raises(ConfigError, match=r"at most 10 MiB"):
             resolve_model(str(path))
 
     @pytest.mark.parametrize(
         "ref", ["./none", "none.json", "/none/here", "a/b/c", "~nobody-here/x", "none/"]
     )
     def test_missing(self, ref):
-        with pytest.raises(ModelLoadError, match="does not exist"):
+        with pytest.raises(ConfigError, match="does not exist"):
             resolve_model(ref)
 
     def test_a_folder_without_a_config_names_the_way_out(self, tmp_path):
-        with pytest.raises(ModelLoadError, match=r"no config\.json"):
+        with pytest.raises(ConfigError, match=r"no config\.json"):
             resolve_model(str(tmp_path))
         write(tmp_path / "adapter_config.json", {})
-        with pytest.raises(ModelLoadError, match="base model"):
+        with pytest.raises(ConfigError, match="base model"):
             resolve_model(str(tmp_path))
 
 
@@ -155,7 +155,7 @@ class TestFactory:
 
     @pytest.mark.parametrize("ref", ["a:b:c", "1x:y", "x:", ":y", "http://x"])
     def test_other_colons(self, ref):
-        with pytest.raises((UnknownModelError, ModelLoadError)):
+        with pytest.raises((UnknownModelError, ConfigError)):
             resolve_model(ref)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from memest.config.idle_options import idle_options
+from memest.config.idle_options import idle_options, refuse_stopped
 from memest.config.options import setup_from_options
+from memest.errors import ConfigError
 
 AMPERE, TURING = (8, 0), (7, 5)
 CAUSAL = {"task": "causal-lm", "seq_len": 64}
@@ -85,3 +86,24 @@ def test_tf32_needs_a_card_that_has_it():
     (note,) = idle_options(setup_from_options(**CAUSAL, tf32=True), TURING)
 
     assert "no effect on this GPU" in note
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"method": "grpo", "batch": 4}, "Write a --batch that 8 divides"),
+        ({"method": "kto", "batch": 1}, "Write --batch 2"),
+    ],
+    ids=str,
+)
+def test_a_run_that_its_trainer_stops_is_refused(options, words):
+    """``GRPOConfig.__post_init__`` and ``KTOTrainer.__init__`` of TRL 1.16 raise."""
+    setup = setup_from_options(**{**CAUSAL, **options})
+    with pytest.raises(ConfigError, match=words):
+        refuse_stopped(setup)
+    # what a script leaves open may be what keeps it going: a loss without a divergence, a number
+    refuse_stopped(setup_from_options(**{**CAUSAL, **options, "unpriced": ("num_generations",)}))
+
+
+def test_what_changes_nothing_is_not_refused():
+    refuse_stopped(setup_from_options(**CAUSAL, tf32=True, use_reentrant=True))

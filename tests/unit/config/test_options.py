@@ -404,8 +404,12 @@ def test_sft_trainer_in_place_of_another_keeps_what_the_run_says_and_has_its_los
     base = setup_from_options(checkpointing="none", precision="fp32")
     by_sft = setup_from_options(base, method="sft")
     assert by_sft == setup_from_options(base, fused_loss="trl-fused")
+    assert setup_from_options(by_sft, method="supervised") == base  # and the Trainer in its place
     with_liger = setup_from_options(base, use_liger_kernel=True)
     assert setup_from_options(with_liger, method="sft") == with_liger
     beside_a_base = setup_from_options(base, method="sft", qlora=True, lora_r=8)
+    prepared = setup_from_options(beside_a_base, method="supervised")
+    assert (prepared.fused_loss, prepared.cast_weights) == ("", ())
+    assert prepared.prepares_base
     assert "trainable=bfloat16" in beside_a_base.cast_weights
     assert not beside_a_base.prepares_base

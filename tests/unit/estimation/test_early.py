@@ -13,6 +13,7 @@ import pytest
 import memest
 from memest.catalog.libraries import library_need
 from memest.catalog.models import catalogue
+from memest.config.attention import stored_dtype
 from memest.config.compatibility import check_stored
 from memest.config.kinds import Task
 from memest.config.options import setup_from_options
@@ -20,6 +21,8 @@ from memest.config.packages import Need, pinned
 from memest.config.positions import RawConfig, check_lengths, max_positions, max_targets
 from memest.config.setup import Setup
 from memest.errors import ConfigError, MissingDependencyError
+from memest.events import Weight
+from memest.sharding.fsdp_units import stored_dtype as shard_dtype
 from support.paths import ROOT
 
 TWO = ("--num-gpus", "2")
@@ -274,6 +277,40 @@ def test_who_meets_gradients_of_a_half_checkpoint(options, refused):
     with said if refused else nullcontext():
         check_stored(setup, "float16", "a/model")
     check_stored(setup, "float32", "a/model")
+
+
+@pytest.mark.parametrize("part", ["text_config", "vision_config", None])
+def test_a_half_checkpoint_of_several_parts_is_known_by_its_parts(part):
+    named = {"dtype": "float16"}
+    config = {"model_type": "qwen3_vl", **(named if part is None else {part: named})}
+    assert stored_dtype(config) == "float16"
+    assert stored_dtype({"model_type": "qwen3_vl", "text_config": {}}) == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "trains"),
+    [
+        ({"fsdp": "full_shard"}, True),  # accelerate's fsdp2_prepare_model upcasts
+        ({"fsdp": "full_shard", "fsdp_version": 1}, True),  # and Accelerator.prepare_model
+        ({"zero": 2}, True),  # a scaler and float32 copies of its own
+        ({}, False),
+        ({"fsdp": "full_shard", "tp": 2, "num_gpus": 4}, False),  # sharded by transformers
+        ({"fsdp": "full_shard", "qlora": True, "autocast_adapter_dtype": False}, False),
+    ],
+    ids=str,
+)
+def test_half_weights_train_beside_fp16_where_what_trains_is_upcast(options, trains):
+    """``_unscale_grads_`` of torch's scaler refuses fp16 gradients; here they are float32."""
+    half = {"num_gpus": 2, **options, "dtype": "float16", "precision": "fp16"}
+    said = nullcontext() if trains else pytest.raises(ConfigError, match="refuses fp16 gradients")
+    with said:
+        setup = setup_from_options(**half)
+        in_full = setup_from_options(**{**half, "dtype": "float32"})
+        weight = Weight(
+            name="w", shape=(4, 4), stride=(4, 1), dtype="float16", trains=True, decays=True,
+            has_grad=True,
+        )  # fmt: skip
+        assert shard_dtype(weight, setup) == shard_dtype(weight, in_full) == "float32"
 
 
 def test_a_refusal_names_the_line_that_loads_the_model(tmp_path):

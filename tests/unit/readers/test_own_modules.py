@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import memest
-from memest.cli.parameters import read_question
+from memest.cli.question import read_question
 from memest.errors import ConfigError
 from memest.readers.reading import names_config
 

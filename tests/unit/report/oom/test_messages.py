@@ -193,6 +193,11 @@ def sentences_of(text, **known):
     return " ".join(account_of(read_oom_messages(text)[0], **known).sentences)
 
 
+def test_a_message_that_was_cut_off_asks_for_the_rest():
+    assert "goes on in the log" in sentences_of("CUDA out of memory. Tried to allocate 20.00 MiB")
+    assert "goes on in the log" not in sentences_of(TORCH_2_6)
+
+
 def test_a_driver_that_had_enough_is_not_explained_by_fragmentation():
     text = sentences_of(TORCH_2_6.replace("4.22 GiB", "500.00 MiB"))
     assert "it was the driver that refused" in text
