@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from memest.catalog.gpus import find_gpu
 from memest.cli.argv import ALL, ESTIMATING, SWITCHED_OFF, closest_flags
 from memest.cli.exit_codes import (
     HOST_MEMORY,
@@ -51,6 +50,8 @@ def _too_many(words: Sequence[str], *, estimating: bool) -> str:
     problem = f"{words[0]} is more than the command takes."
     if not estimating:
         return problem
+    from memest.catalog.gpus import find_gpu  # reads files, which no other failure needs
+
     for word in words:
         with suppress(MemestError):
             find_gpu(word)
