@@ -1,7 +1,7 @@
 """Libraries that transformers imports beside every model, loaded once something of them is called.
 
-``transformers.modeling_utils`` imports the losses of all its models and all its quantisers, and with
-them SciPy (for one function, which matches boxes) and torchao (for one that writes checkpoints).
+``transformers.modeling_utils`` imports the losses of all models and all quantisers, and with them
+SciPy (for one function, which matches boxes) and torchao (for one that writes checkpoints).
 Together they take an eighth of the processor time that torch and a model's code do, and hardly a
 trace calls any of it.
 """
