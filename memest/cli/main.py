@@ -5,6 +5,7 @@ What the codes mean is told by :mod:`memest.cli.exit_codes`.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import os
@@ -88,6 +89,9 @@ def run(argv: Sequence[str] | None = None) -> int:
     # torch and transformers are a million objects, and looking through them for cycles takes longer
     # than a trace; this process ends soon
     gc.set_threshold(200_000, 50, 1000)
+    # nor at the end of the process, where Python looks through all of them several times
+    atexit.unregister(gc.freeze)
+    atexit.register(gc.freeze)
     begin()
     _not_kept()  # of what ran in this process before
     code = _guard(

@@ -98,6 +98,11 @@ def _known_fold(
     return None
 
 
+def _built_for(request: Setup) -> tuple[int | None, int | None]:
+    """Image size and rank, for each of which a model is built."""
+    return request.image_size, None if request.adapter is None else request.adapter.rank
+
+
 KNOWN_ALONE = "MEMEST_KNOWN_ALONE"
 """The environment variable that, not empty, refuses whatever needs a trace."""
 
@@ -191,7 +196,7 @@ class Tracer:
         Raises:
             MemestError: the model cannot be built, or what builds it is not installed.
         """
-        built_for = request.image_size, None if request.adapter is None else request.adapter.rank
+        built_for = _built_for(request)
         meta_model = profile.meta_models.get(built_for)
         if meta_model is not None:
             return meta_model
@@ -288,14 +293,12 @@ class Tracer:
         if why := _known_reason(known_families, question.sizes):
             return FoldedTrace(self.steps(question), whole_because=why)
         meta_model = self.meta_model(question.profile, question.request, question.gpu)
-        from memest.trace.session import stacks_of
-
         if question.setup.torch_compile:
             why = "a compiled graph is one for all of them, and scheduled as one"
             return FoldedTrace(self.steps(question), whole_because=why)
         why, found = "too few are alike", {}
         try:
-            found = stacks_of(meta_model, traced_setup(question.setup))
+            found = self._stacks(question, meta_model)
         except MemestError:
             raise
         except Exception:  # noqa: BLE001 - attributes of code that nobody knows may do anything
@@ -332,13 +335,22 @@ class Tracer:
                     if unfold(shallow, fold) != whole:
                         return FoldedTrace(whole, whole_because=_CALLED_OTHERWISE)
                 elif plan.kept not in kept_before:
-                    self._check_beginning(question, unfold(shallow, fold))
+                    self._check_beginning(question, shallow, fold)
                 return FoldedTrace(shallow, fold)
             except NoFoldError as error:
                 why = str(error)
             except MemestError:
                 why = "the model does not run with fewer"
         return FoldedTrace(self.steps(question), whole_because=why)
+
+    def _stacks(self, question: Question, meta_model: Any) -> dict[Stack, int]:
+        """The layers of a model that repeat: what GPUs and sizes do not change, read once."""
+        stacks, built_for = question.profile.stacks, _built_for(question.request)
+        if built_for not in stacks:
+            from memest.trace.session import stacks_of
+
+            stacks[built_for] = stacks_of(meta_model, traced_setup(question.setup))
+        return stacks[built_for]
 
     def follows(self, question: Question, family: Family, point: Point) -> bool:
         """Whether what a folded family says of a point is what the whole model does there.
@@ -361,13 +373,14 @@ class Tracer:
         setup = traced_setup(question.setup)
         return trace_beginning(meta_model, setup, question.gpu, stacks=stacks, periods=periods)
 
-    def _check_beginning(self, question: Question, unfolded: Trace) -> None:
+    def _check_beginning(self, question: Question, shallow: Trace, fold: Fold) -> None:
         """See that the model does with every layer what was worked out: run all of them once.
 
         Raises:
             NoFoldError: a layer does something else, by its number or by what it is given.
         """
-        if not begins_with(unfolded, self.beginning(question)):
+        beginning = self.beginning(question)
+        if not begins_with(unfold(shallow, fold, num_events=len(beginning.events)), beginning):
             raise NoFoldError(_CALLED_OTHERWISE)
 
     def evaluation(self, question: Question, *, generates: bool, ranks: int | None) -> Trace:

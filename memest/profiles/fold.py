@@ -205,6 +205,7 @@ def unfold(
     fold: Fold,
     repeats: Sequence[int] | None = None,
     grow: Callable[[int, int], int] = operator.add,
+    num_events: int | None = None,
 ) -> Trace:
     """The trace of a deeper model.
 
@@ -213,6 +214,7 @@ def unfold(
         fold: of its structure.
         repeats: how often each stack has its period; None for the depth of the model.
         grow: the size, or its place, of an allocation that has so many more bytes.
+        num_events: as many are asked for; the phases behind them are left out. None for all.
     """
     repeats = fold.repeats if repeats is None else repeats
     if fold.growing:
@@ -222,7 +224,7 @@ def unfold(
             sizes[allocation] = grow(sizes[allocation], more)
         trace = replace(trace)
         trace.sizes = sizes
-    return _Unfolding(trace, fold, repeats).trace()
+    return _Unfolding(trace, fold, repeats).trace(num_events)
 
 
 def begins_with(trace: Trace, beginning: Trace) -> bool:
@@ -294,7 +296,7 @@ class _Unfolding:
                 texts.append(fill_in(template, place + copy * step))
             yield row, tuple(texts)
 
-    def trace(self) -> Trace:
+    def trace(self, num_events: int | None) -> Trace:
         shallow, transcript = self._shallow, self._transcript
         out = replace(shallow)
         number_of = transcript.listing
@@ -319,7 +321,7 @@ class _Unfolding:
             )
             for mark, launched in enumerate(shallow.launches)
         ]
-        self._write_events(out)
+        self._write_events(out, num_events)
         return out
 
     def _landmarks(self) -> Landmarks:
@@ -343,38 +345,42 @@ class _Unfolding:
             },
         )
 
-    def _write_events(self, out: Trace) -> None:
+    def _write_events(self, out: Trace, num_events: int | None) -> None:
         shallow, transcript = self._shallow, self._transcript
-        out.events, out.sizes, out.categories = array("q"), [], bytearray()
-        out.modules, out.ops = array("l"), array("l")
-        out.call_of_site, out.site_modules = array("l"), array("l")
-        out.cues, out.seams = [], []
-        events = out.events
+        # names of this function's own: the loop runs for each event of all layers
+        out.events = events = array("q")
+        out.sizes, out.categories = sizes, categories = [], bytearray()
+        out.modules, out.ops = modules, ops = array("l"), array("l")
+        out.call_of_site, out.site_modules = calls, call_modules = array("l"), array("l")
+        out.cues, out.seams = cues, seams = [], []
+        rows, seam_kind = transcript.rows, transcript.SEAM
         first, numbers = transcript.listing(transcript.EVENTS), self._numbers()
         for segment, start in enumerate(transcript.first_rows):
+            if num_events is not None and len(events) >= num_events:
+                break
             listing = first + segment
             pointers, targets = transcript.listings[listing].pointers, self._targets[listing]
             for row, copy in self._rows(listing):
-                kind, index = transcript.rows[start + row]
+                kind, index = rows[start + row]
                 leads = targets[row]
                 at = leads[0][0] + copy * leads[0][1] if leads else -1
                 if kind == FREE:
                     events.append(numbers[pointers[row][0][0] - first][at] << 2 | FREE)
                 elif kind == ALLOC:
-                    events.append(len(out.sizes) << 2 | ALLOC)
-                    out.sizes.append(shallow.sizes[index])
-                    out.categories.append(shallow.categories[index])
-                    out.modules.append(at)
-                    out.ops.append(shallow.ops[index])
+                    events.append(len(sizes) << 2 | ALLOC)
+                    sizes.append(shallow.sizes[index])
+                    categories.append(shallow.categories[index])
+                    modules.append(at)
+                    ops.append(shallow.ops[index])
                 elif kind == CALL:
-                    events.append(len(out.call_of_site) << 2 | CALL)
-                    out.call_of_site.append(shallow.call_of_site[index])
-                    out.site_modules.append(at)
+                    events.append(len(calls) << 2 | CALL)
+                    calls.append(shallow.call_of_site[index])
+                    call_modules.append(at)
                 elif kind == MARK:
                     events.append(index << 2 | MARK)
-                elif kind == transcript.SEAM:
+                elif kind == seam_kind:
                     seam = shallow.seams[index]
-                    out.seams.append(Seam(len(events), seam.kind, seam.step, seam.index))
+                    seams.append(Seam(len(events), seam.kind, seam.step, seam.index))
                 else:
                     cue = shallow.cues[index]
                     allocation = -1
@@ -383,7 +389,7 @@ class _Unfolding:
                         numbered = numbers[pointers[row][-1][0] - first]
                         allocation = numbered[place + copy * step]
                     about = at if transcript.owner_of(cue) else cue.index
-                    out.cues.append(Cue(len(events), cue.kind, about, allocation))
+                    cues.append(Cue(len(events), cue.kind, about, allocation))
 
     def _numbers(self) -> list[list[int]]:
         """The number that the allocation of each row gets, by segment and place; -1 for others."""

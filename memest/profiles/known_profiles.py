@@ -34,6 +34,7 @@ from memest.profiles.formula import NoFormulaError
 from memest.profiles.model_card import ModelCard
 from memest.profiles.packs import Packs
 from memest.profiles.sizing import Sizing
+from memest.profiles.transcript import Stack
 from memest.profiles.updates import UpdateRule
 from memest.workspaces.attention_choice import choose_backend
 from memest.workspaces.operator_call import GpuTraits
@@ -97,6 +98,7 @@ class StepProfile:
         families: of micro-steps.
         unread_families: families in the store that were not read yet.
         meta_models: those that were built, by image size and rank that were asked for.
+        stacks: of those, the layers that repeat and of how many modules one is; likewise.
         barren_places: where a family was looked for and there is none.
     """
 
@@ -107,6 +109,7 @@ class StepProfile:
     families: list[Family] = field(default_factory=list)
     unread_families: list[StoredFamily] = field(default_factory=list)
     meta_models: dict[tuple[int | None, int | None], Any] = field(default_factory=dict)
+    stacks: dict[tuple[int | None, int | None], dict[Stack, int]] = field(default_factory=dict)
     barren_places: set[str] = field(default_factory=set)
 
 

@@ -66,19 +66,19 @@ class _Pool:
     Attributes:
         events: of this pool.
         indices: of each of them, in the whole stream.
+        chains: copies among the events.
+        sizes: of the numbers of this pool.
         block_bytes: size handed out for each number.
         starts: address of each number.
         growth: (index in the whole stream, bytes that came).
-        chains: copies among the events.
-        sizes: of the numbers of this pool.
     """
 
     events: list[int]
     indices: list[int]
-    block_bytes: list[int]
-    starts: list[int | None]
     chains: Sequence[Chain]
     sizes: tuple[int, ...]
+    block_bytes: list[int] = field(default_factory=list)
+    starts: list[int | None] = field(default_factory=list)
     growth: list[tuple[int, int]] = field(default_factory=list)
 
     def stretches(self, free: _Free) -> Iterator[tuple[int, int]]:
@@ -178,13 +178,27 @@ def _pools(
         if 0 in rounded_sizes
         else small.translate(_NOT)
     )
-    both: tuple[list[_Pool], list[_Pool]] = [], []
-    owners = [streams.translate(_only(stream)) for stream in sorted(set(streams))] or [b""]
-    for own in owners:
-        for pools, inside in zip(both, (small, large), strict=True):
-            mask = bytes(map(and_, inside, own)) if own else inside
-            pools.append(_pool(events, mask, rounded_sizes, chains))
-    return both
+    # GPUs differ in a few workspaces, which mostly stay on their side: the same pools again
+    key = small, large, streams
+    parts = None if chains is None else chains.memo.get(key)
+    if parts is None:
+        owners = [streams.translate(_only(stream)) for stream in sorted(set(streams))] or [b""]
+        masks = [
+            [bytes(map(and_, inside, own)) if own else inside for own in owners]
+            for inside in (small, large)
+        ]
+        parts = [[(mask, _partition(events, mask, chains)) for mask in pools] for pools in masks]
+        if chains is not None:
+            _remember(chains, key, parts)
+    copies = () if chains is None else chains.chains
+    smalls, larges = (
+        [
+            _Pool(*partition, copies, tuple(compress(rounded_sizes, mask)))
+            for mask, partition in pools
+        ]
+        for pools in parts
+    )
+    return smalls, larges
 
 
 def _only(stream: int) -> bytes:
@@ -192,31 +206,20 @@ def _only(stream: int) -> bytes:
     return bytes([number == stream for number in range(256)])
 
 
-def _partition(events: Sequence[int], inside: bytes) -> tuple[list[int], list[int]]:
+def _partition(
+    events: Sequence[int], inside: bytes, chains: Chains | None
+) -> tuple[list[int], list[int]]:
     """The events whose number is inside, and their indices."""
+    known = None if chains is None else chains.memo.get(inside)
+    if known is not None:
+        return known
     # Python reads an event -1-v, a free, as the v-th entry from the end
     table = inside + inside[::-1]
     mask = list(map(table.__getitem__, events))
-    return list(compress(events, mask)), list(compress(range(len(mask)), mask))
-
-
-def _pool(
-    events: Sequence[int], inside: bytes, rounded_sizes: list[int], chains: Chains | None
-) -> _Pool:
-    partition = None if chains is None else chains.memo.get(inside)
-    if partition is None:
-        partition = _partition(events, inside)
-        if chains is not None:
-            _remember(chains, inside, partition)
-    count = len(rounded_sizes)
-    return _Pool(
-        events=partition[0],
-        indices=partition[1],
-        block_bytes=[0] * count,
-        starts=[None] * count,
-        chains=() if chains is None else chains.chains,
-        sizes=tuple(compress(rounded_sizes, inside)),
-    )
+    partition = list(compress(events, mask)), list(compress(range(len(mask)), mask))
+    if chains is not None:
+        _remember(chains, inside, partition)
+    return partition
 
 
 def _remember(chains: Chains, key: object, value: object) -> None:
@@ -226,7 +229,11 @@ def _remember(chains: Chains, key: object, value: object) -> None:
 
 
 def _place_pool(
-    pool: _Pool, chains: Chains | None, rules: tuple[int, ...], place: Callable[[], bool]
+    pool: _Pool,
+    count: int,
+    chains: Chains | None,
+    rules: tuple[int, ...],
+    place: Callable[[], bool],
 ) -> bool:
     """Place a pool, or find that the same sizes were placed by the same rules before.
 
@@ -237,6 +244,7 @@ def _place_pool(
     if placement is not None:
         pool.block_bytes, pool.growth = placement
         return True
+    pool.block_bytes, pool.starts = [0] * count, [None] * count
     if not place():
         return False
     if chains is not None:
@@ -253,7 +261,8 @@ def _placement(pools: tuple[list[_Pool], list[_Pool]], limit_bytes: int) -> Plac
     growth = [(index, total) for (index, _), total in zip(growths, totals, strict=True)]
     block_bytes = all_pools[0].block_bytes
     for pool in all_pools[1:]:
-        block_bytes = list(map(add, block_bytes, pool.block_bytes))
+        if pool.sizes:
+            block_bytes = list(map(add, block_bytes, pool.block_bytes))
     return Placement(block_bytes, growth)
 
 
@@ -296,10 +305,11 @@ def place(
     else:
         place_pool, too_large = _place_in_pages, max(range_bytes - limit_bytes, 0)
         small_rules, large_rules = (SMALL_SEGMENT_SIZE, too_large), (large_segment_size, too_large)
+    count = len(rounded_sizes)
     for members, rules in ((small, small_rules), (large, large_rules)):
         for pool in members:
             if not _place_pool(
-                pool, chains, rules, partial(place_pool, pool, rounded_sizes, *rules)
+                pool, count, chains, rules, partial(place_pool, pool, rounded_sizes, *rules)
             ):
                 return None
     if range_bytes is None:

@@ -63,6 +63,7 @@ from memest.trace.model.factories import container
 from memest.trace.model.libraries import IMAGE_SIDE, build_library_model
 from memest.trace.model.noise import add_noise
 from memest.trace.model.packed import pack
+from memest.trace.model.put_off import put_off
 from memest.trace.model.quantization import Loading, quantize
 from memest.trace.model.stacks import find_stacks, shallow
 from memest.trace.model.twins import twin_of
@@ -161,7 +162,7 @@ def build(
     quantization, own_notes = own_quantization(source.config or {}, setup.quantization)
     setup = replace(setup, quantization=quantization)
     ready = bool(own_notes) and quantization is not None
-    with classes_as_before(model_type, setup):
+    with put_off(), classes_as_before(model_type, setup):
         built_model = build_model(source, setup)
     model_as_before(built_model.model, model_type, setup)
     head_notes = separate_head(built_model.model, source.config or {})

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.distributed.pipelining._backward import stage_backward
 
 from memest.config.parallelism import StagePart
 from memest.config.setup import Precision, Setup
@@ -176,6 +175,9 @@ class _Stage:
 
     def backward(self, number: int, gradient: torch.Tensor | None) -> None:
         """``backward_one_chunk``."""
+        # here, because it takes time and every trace loads this file
+        from torch.distributed.pipelining._backward import stage_backward
+
         outputs, inputs = self.forward_results.pop(number)
         root: Any = self.losses[number] if self.part.last else outputs
         gradients = None if gradient is None else (gradient,)

@@ -60,3 +60,19 @@ def test_public_names():
     assert set(memest.__all__) <= set(dir(memest))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         memest.nothing  # noqa: B018
+
+
+def test_the_end_of_a_process_looks_for_no_cycles():
+    code = (
+        "from memest.cli.main import run\n"
+        "class Found:\n"
+        "    def __del__(self):\n"
+        "        print('looked through')\n"
+        "run(['--version'])\n"
+        "one = Found()\n"
+        "one.itself = one\n"
+        "del one\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "looked through" not in done.stdout
