@@ -1,12 +1,12 @@
 """The fast replay: no limit met, nothing given back to the driver.
 
 Under these conditions the pools of small and of large blocks, and those of several streams, know
-nothing of each other, and the
-allocator needs no linked blocks: a free block is two dictionary entries (its end by its start, its
-start by its end) and one integer in a sorted list, ``size << 48 | address``, whose order is the
-allocator's (size, address). Everything that can be computed afterwards, at the speed of C, is (see
-:mod:`memest.replay.replay`). The rules are those of :mod:`memest.replay.allocator`; the tests prove
-both equal.
+nothing of each other, and the allocator needs no linked blocks: a free block is two dictionary
+entries (its end by its start, its start by its end) and its address in the list of its size. Sizes
+repeat from layer to layer, so most requests find a block of just their size and look no further;
+among others the allocator's order is (size, address). Everything that can be computed afterwards,
+at the speed of C, is (see :mod:`memest.replay.replay`). The rules are those of
+:mod:`memest.replay.allocator`; the tests prove both equal.
 """
 
 from __future__ import annotations
@@ -28,11 +28,9 @@ from memest.replay.sizes import (
     SMALL_SIZE,
 )
 
-__all__ = ["MASK", "MAX_FAST_BYTES", "SEGMENT_GAP", "SHIFT", "Placement", "place", "segment_rules"]
+__all__ = ["MAX_FAST_BYTES", "SEGMENT_GAP", "FreeBlocks", "Placement", "place", "segment_rules"]
 
-SHIFT = 48
-MASK = (1 << SHIFT) - 1
-MAX_FAST_BYTES = 1 << 44  # addresses must stay below 2**48, growth within UNBOUNDED_RANGE
+MAX_FAST_BYTES = 1 << 44  # growth must stay within UNBOUNDED_RANGE
 # The gap keeps neighbouring segments from merging.
 SEGMENT_GAP = MIN_BLOCK_SIZE
 _NO_OWN_SEGMENT = 1 << 62
@@ -81,7 +79,7 @@ class _Pool:
     sizes: tuple[int, ...]
     growth: list[tuple[int, int]] = field(default_factory=list)
 
-    def stretches(self, free: _Free) -> Iterator[tuple[int, int]]:
+    def stretches(self, free: FreeBlocks) -> Iterator[tuple[int, int]]:
         """The events to be played, as (first, behind the last), one stretch after the other.
 
         A part that is a copy of an earlier one and begins with the same free blocks, with what it
@@ -104,9 +102,10 @@ class _Pool:
                 yield here, at
             here = bisect_left(self.indices, part.start + chain.length, at)
             inherited_frees = [c for c in part.inherited_frees if starts[c] is not None]
+            before = free.state()
             state = (
                 id(chain),
-                free.state(),
+                before,
                 len(self.growth),
                 tuple([starts[c] for c in inherited_frees]),
                 tuple([block_bytes[c] for c in inherited_frees]),
@@ -123,44 +122,44 @@ class _Pool:
             first, count = part.number, chain.count
             block_bytes[first : first + count] = block_bytes[number : number + count]
             starts[first : first + count] = starts[number : number + count]
-            free.become(left)
+            if left != before:
+                free.become(left)
         if here < len(self.events):
             yield here, len(self.events)
 
 
 @dataclass(slots=True)
-class _Free:
+class FreeBlocks:
     """The free blocks of a pool.
 
     Attributes:
-        keys: ``size << 48 | address``, sorted.
-        end_of: end of each by its start.
-        start_of: start of each by its end.
+        bins: addresses of the blocks of each size, sorted; a bin may have become empty.
+        sizes: of the bins, sorted.
+        other_end: end of each block by its start, and start by its end: no two of them touch.
         tail: (start of the last one, end of what is mapped) of a growing segment, else (0, 0).
     """
 
-    keys: list[int] = field(default_factory=list)
-    end_of: dict[int, int] = field(default_factory=dict)
-    start_of: dict[int, int] = field(default_factory=dict)
+    bins: dict[int, list[int]] = field(default_factory=dict)
+    sizes: list[int] = field(default_factory=list)
+    other_end: dict[int, int] = field(default_factory=dict)
     tail: tuple[int, int] = (0, 0)
 
     def state(self) -> tuple[object, ...]:
         """All of it, to compare and to come back to."""
-        return tuple(self.keys), self.tail
+        bins = self.bins
+        return tuple([(size, *bins[size]) for size in self.sizes if bins[size]]), self.tail
 
     def become(self, state: tuple[Any, ...]) -> None:
         """Take on an earlier state."""
-        keys, self.tail = state
-        if keys == tuple(self.keys):
-            return
-        self.keys[:] = keys
-        self.end_of.clear()
-        self.start_of.clear()
-        for key in keys:
-            start = key & MASK
-            end = start + (key >> SHIFT)
-            self.end_of[start] = end
-            self.start_of[end] = start
+        bins, self.tail = state
+        self.sizes[:] = [size for size, *_ in bins]
+        self.bins.clear()
+        self.other_end.clear()
+        for size, *starts in bins:
+            self.bins[size] = starts
+            for start in starts:
+                self.other_end[start] = start + size
+                self.other_end[start + size] = start
 
 
 def _pools(
@@ -330,7 +329,7 @@ def segment_rules(large_segment_size: int) -> tuple[tuple[int, int, int], tuple[
 def _place_in_segments(
     pool: _Pool, rounded_sizes: Sequence[int], least: int, segment_size: int, own_segment_from: int
 ) -> bool:
-    """One pool with fixed segments; False where their addresses do not fit into a key.
+    """One pool with fixed segments.
 
     Args:
         pool: filled in.
@@ -341,59 +340,68 @@ def _place_in_segments(
     """
     block_bytes, starts, growth = pool.block_bytes, pool.starts, pool.growth
     events, indices = pool.events, pool.indices
-    free = _Free()
-    keys, end_of, start_of = free.keys, free.end_of, free.start_of
-    lowest = 1 << SHIFT  # the driver places each segment below the last
+    free = FreeBlocks()
+    bins, sizes, other_end = free.bins, free.sizes, free.other_end
+    bin_of = bins.get
+    lowest = 0  # the driver places each segment below the last
     for first, behind in pool.stretches(free):
         for place, number in enumerate(events[first:behind], first):
             if number >= 0:
-                size = rounded_sizes[number]
-                at = bisect_left(keys, size << SHIFT)
-                if at < len(keys):
-                    start = keys.pop(at) & MASK
-                    end = end_of.pop(start)
-                    rest = end - start - size
+                size = block_bytes[number] = rounded_sizes[number]
+                fitting = bin_of(size)
+                if fitting:
+                    starts[number] = start = fitting.pop(0)
+                    del other_end[start], other_end[start + size]
+                    continue
+                at = bisect_left(sizes, size)
+                while at < len(sizes) and not bins[sizes[at]]:
+                    del bins[sizes.pop(at)]
+                if at < len(sizes):
+                    block = sizes[at]
+                    start = bins[block].pop(0)
+                    end = other_end.pop(start)
+                    starts[number] = start
+                    rest = block - size
                     if rest < least:
-                        del start_of[end]
-                        block_bytes[number] = end - start
-                        starts[number] = start
+                        del other_end[end]
+                        block_bytes[number] = block
                         continue
                 else:
-                    segment = segment_size
+                    block = segment_size
                     if size >= own_segment_from:
-                        segment = -(-size // ROUND_LARGE) * ROUND_LARGE
-                    start = lowest = lowest - segment - SEGMENT_GAP
-                    if start < 0:
-                        return False
-                    growth.append((indices[place], segment))
-                    rest = segment - size
+                        block = -(-size // ROUND_LARGE) * ROUND_LARGE
+                    starts[number] = start = lowest = lowest - block - SEGMENT_GAP
+                    growth.append((indices[place], block))
+                    rest = block - size
                     if rest < least:
-                        block_bytes[number] = segment
-                        starts[number] = start
+                        block_bytes[number] = block
                         continue
-                    end = start + segment
-                block_bytes[number] = size
-                starts[number] = start
+                    end = start + block
                 start += size
-                end_of[start] = end
-                start_of[end] = start
-                insort(keys, rest << SHIFT | start)
+                size = rest
             else:
-                start = starts[~number]  # type: ignore[assignment]
-                size = block_bytes[~number]
+                number = ~number
+                start = starts[number]  # type: ignore[assignment]
+                size = block_bytes[number]
                 end = start + size
-                if start in start_of:
-                    low = start_of.pop(start)
-                    del end_of[low]
-                    del keys[bisect_left(keys, (start - low) << SHIFT | low)]
-                    start = low
-                if end in end_of:
-                    high = end_of.pop(end)
-                    del keys[bisect_left(keys, (high - end) << SHIFT | end)]
-                    end = high
-                end_of[start] = end
-                start_of[end] = start
-                insort(keys, (end - start) << SHIFT | start)
+                if start in other_end:
+                    low = other_end.pop(start)
+                    neighbours = bins[start - low]
+                    del neighbours[bisect_left(neighbours, low)]
+                    start, size = low, end - low
+                if end in other_end:
+                    high = other_end.pop(end)
+                    neighbours = bins[high - end]
+                    del neighbours[bisect_left(neighbours, end)]
+                    end, size = high, high - start
+            other_end[start] = end
+            other_end[end] = start
+            fitting = bin_of(size)
+            if fitting is None:
+                bins[size] = [start]
+                insort(sizes, size)
+            else:
+                insort(fitting, start)
     return True
 
 
@@ -401,57 +409,65 @@ def _place_in_pages(pool: _Pool, rounded_sizes: Sequence[int], page: int, too_la
     """One pool with one growing segment; False where a free block is too large to be sure.
 
     The free block that ends at the last mapped page (the tail) is used only when nothing else
-    fits, so it is two numbers beside the sorted list instead of an entry in it.
+    fits, so it is two numbers beside the bins instead of an entry in them.
     """
     block_bytes, starts, growth = pool.block_bytes, pool.starts, pool.growth
     events, indices = pool.events, pool.indices
-    free = _Free()
-    keys, end_of, start_of = free.keys, free.end_of, free.start_of
-    too_large <<= SHIFT
+    free = FreeBlocks()
+    bins, sizes, other_end = free.bins, free.sizes, free.other_end
+    bin_of = bins.get
     for first, behind in pool.stretches(free):
         tail, top = free.tail
         for place, number in enumerate(events[first:behind], first):
             if number >= 0:
                 size = block_bytes[number] = rounded_sizes[number]
-                at = bisect_left(keys, size << SHIFT)
-                if at < len(keys):
-                    key = keys.pop(at)
-                    if key > too_large:
-                        return False
-                    starts[number] = start = key & MASK
-                    end = end_of.pop(start)
-                    start += size
-                    if start == end:
-                        del start_of[end]
-                    else:
-                        end_of[start] = end
-                        start_of[end] = start
-                        insort(keys, (end - start) << SHIFT | start)
-                else:
+                at = bisect_left(sizes, size)
+                while at < len(sizes) and not bins[sizes[at]]:
+                    del bins[sizes.pop(at)]
+                if at == len(sizes):
                     starts[number] = tail
                     tail += size
                     if tail > top:
                         growth_bytes = -(-(tail - top) // page) * page
                         top += growth_bytes
                         growth.append((indices[place], growth_bytes))
+                    continue
+                block = sizes[at]
+                if block >= too_large:
+                    return False
+                starts[number] = start = bins[block].pop(0)
+                end = other_end.pop(start)
+                if block == size:
+                    del other_end[end]
+                    continue
+                start += size
+                size = block - size
             else:
-                start = starts[~number]  # type: ignore[assignment]
-                size = block_bytes[~number]
+                number = ~number
+                start = starts[number]  # type: ignore[assignment]
+                size = block_bytes[number]
                 end = start + size
-                if start in start_of:
-                    low = start_of.pop(start)
-                    del end_of[low]
-                    del keys[bisect_left(keys, (start - low) << SHIFT | low)]
-                    start = low
+                if start in other_end:
+                    low = other_end.pop(start)
+                    neighbours = bins[start - low]
+                    del neighbours[bisect_left(neighbours, low)]
+                    start, size = low, end - low
                 if end == tail:
                     tail = start
+                    other_end.pop(start, None)
                     continue
-                if end in end_of:
-                    high = end_of.pop(end)
-                    del keys[bisect_left(keys, (high - end) << SHIFT | end)]
-                    end = high
-                end_of[start] = end
-                start_of[end] = start
-                insort(keys, (end - start) << SHIFT | start)
+                if end in other_end:
+                    high = other_end.pop(end)
+                    neighbours = bins[high - end]
+                    del neighbours[bisect_left(neighbours, end)]
+                    end, size = high, high - start
+            other_end[start] = end
+            other_end[end] = start
+            fitting = bin_of(size)
+            if fitting is None:
+                bins[size] = [start]
+                insort(sizes, size)
+            else:
+                insort(fitting, start)
         free.tail = tail, top
     return True
