@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, compress
-from operator import add, and_
+from operator import and_
 from typing import Any
 
 from memest.events import Chain, Chains
@@ -64,19 +64,24 @@ class _Pool:
     Attributes:
         events: of this pool.
         indices: of each of them, in the whole stream.
-        block_bytes: size handed out for each number.
+        numbers: that are of this pool.
+        block_bytes: size handed out for each number of this pool.
         starts: address of each number.
-        growth: (index in the whole stream, bytes that came).
         chains: copies among the events.
-        sizes: of the numbers of this pool.
+        sizes: tells this pool from others that were placed by the same rules.
+        odd: the numbers whose block is not of their rounded size, with its size: those with a rest
+            that was not split off, and with 0 those that are never allocated.
+        growth: (index in the whole stream, bytes that came).
     """
 
     events: list[int]
     indices: list[int]
+    numbers: list[int]
     block_bytes: list[int]
     starts: list[int | None]
     chains: Sequence[Chain]
-    sizes: tuple[int, ...]
+    sizes: tuple[object, ...]
+    odd: dict[int, int] = field(default_factory=dict)
     growth: list[tuple[int, int]] = field(default_factory=list)
 
     def stretches(self, free: FreeBlocks) -> Iterator[tuple[int, int]]:
@@ -122,6 +127,8 @@ class _Pool:
             first, count = part.number, chain.count
             block_bytes[first : first + count] = block_bytes[number : number + count]
             starts[first : first + count] = starts[number : number + count]
+            copied = range(number, number + count)
+            self.odd |= {first + n - number: size for n, size in self.odd.items() if n in copied}
             if left != before:
                 free.become(left)
         if here < len(self.events):
@@ -163,26 +170,44 @@ class FreeBlocks:
 
 
 def _pools(
-    events: Sequence[int], rounded_sizes: list[int], chains: Chains | None, streams: bytes
+    events: Sequence[int],
+    rounded: Sequence[int],
+    kinds: Sequence[int],
+    block_bytes: list[int],
+    chains: Chains | None,
+    streams: bytes,
 ) -> tuple[list[_Pool], list[_Pool]]:
     """The small and the large pools, one of each for a stream; requests of 0 bytes are in none.
 
     Raises:
         IndexError: an event of a number that has no size.
     """
-    small = bytes([0 < size <= SMALL_SIZE for size in rounded_sizes])
+    small = bytes([0 < size <= SMALL_SIZE for size in rounded])
     # at the speed of C where no request is of 0 bytes, which is almost always
     large = (
-        bytes([size > SMALL_SIZE for size in rounded_sizes])
-        if 0 in rounded_sizes
-        else small.translate(_NOT)
+        bytes([size > SMALL_SIZE for size in rounded]) if 0 in rounded else small.translate(_NOT)
     )
     both: tuple[list[_Pool], list[_Pool]] = [], []
-    owners = [streams.translate(_only(stream)) for stream in sorted(set(streams))] or [b""]
-    for own in owners:
+    for stream in sorted(set(streams)) or [None]:
         for pools, inside in zip(both, (small, large), strict=True):
-            mask = bytes(map(and_, inside, own)) if own else inside
-            pools.append(_pool(events, mask, rounded_sizes, chains))
+            key = inside, stream
+            partition = None if chains is None else chains.memo.get(key)
+            if partition is None:
+                mask = bytes(map(inside.__getitem__, kinds))
+                if stream is not None:
+                    mask = bytes(map(and_, mask, streams.translate(_only(stream))))
+                partition = _partition(events, mask)
+                if chains is not None:
+                    _remember(chains, key, partition)
+            pools.append(
+                _Pool(
+                    *partition,
+                    block_bytes=list(block_bytes),
+                    starts=[None] * len(block_bytes),
+                    chains=() if chains is None else chains.chains,
+                    sizes=(key, *compress(rounded, inside)),
+                )
+            )
     return both
 
 
@@ -191,30 +216,15 @@ def _only(stream: int) -> bytes:
     return bytes([number == stream for number in range(256)])
 
 
-def _partition(events: Sequence[int], inside: bytes) -> tuple[list[int], list[int]]:
-    """The events whose number is inside, and their indices."""
+def _partition(events: Sequence[int], inside: bytes) -> tuple[list[int], list[int], list[int]]:
+    """The events whose number is inside, their indices, and those numbers."""
     # Python reads an event -1-v, a free, as the v-th entry from the end
     table = inside + inside[::-1]
     mask = list(map(table.__getitem__, events))
-    return list(compress(events, mask)), list(compress(range(len(mask)), mask))
-
-
-def _pool(
-    events: Sequence[int], inside: bytes, rounded_sizes: list[int], chains: Chains | None
-) -> _Pool:
-    partition = None if chains is None else chains.memo.get(inside)
-    if partition is None:
-        partition = _partition(events, inside)
-        if chains is not None:
-            _remember(chains, inside, partition)
-    count = len(rounded_sizes)
-    return _Pool(
-        events=partition[0],
-        indices=partition[1],
-        block_bytes=[0] * count,
-        starts=[None] * count,
-        chains=() if chains is None else chains.chains,
-        sizes=tuple(compress(rounded_sizes, inside)),
+    return (
+        list(compress(events, mask)),
+        list(compress(range(len(mask)), mask)),
+        list(compress(range(len(inside)), inside)),
     )
 
 
@@ -234,31 +244,37 @@ def _place_pool(
     key = rules, pool.sizes
     placement = None if chains is None else chains.memo.get(key)
     if placement is not None:
-        pool.block_bytes, pool.growth = placement
+        pool.odd, pool.growth = placement
         return True
     if not place():
         return False
+    starts = pool.starts
+    if len(starts) - starts.count(None) < len(pool.numbers):
+        pool.odd |= {number: 0 for number in pool.numbers if starts[number] is None}
     if chains is not None:
-        _remember(chains, key, (pool.block_bytes, pool.growth))
+        _remember(chains, key, (pool.odd, pool.growth))
     return True
 
 
-def _placement(pools: tuple[list[_Pool], list[_Pool]], limit_bytes: int) -> Placement | None:
+def _placement(
+    pools: tuple[list[_Pool], list[_Pool]], block_bytes: list[int], limit_bytes: int
+) -> Placement | None:
     all_pools = [*pools[0], *pools[1]]
     growths = sorted(growth for pool in all_pools for growth in pool.growth)
     totals = list(accumulate(size for _, size in growths))
     if totals and totals[-1] > limit_bytes:
         return None
     growth = [(index, total) for (index, _), total in zip(growths, totals, strict=True)]
-    block_bytes = all_pools[0].block_bytes
-    for pool in all_pools[1:]:
-        block_bytes = list(map(add, block_bytes, pool.block_bytes))
+    for pool in all_pools:
+        for number, size in pool.odd.items():
+            block_bytes[number] = size
     return Placement(block_bytes, growth)
 
 
 def place(
     events: Sequence[int],
-    rounded_sizes: list[int],
+    rounded: Sequence[int],
+    kinds: Sequence[int],
     limit_bytes: int,
     large_segment_size: int,
     chains: Chains | None = None,
@@ -270,7 +286,8 @@ def place(
 
     Args:
         events: as for :func:`memest.replay.replay.replay`.
-        rounded_sizes: the rounded size of each allocation number, 0 for one that is never made.
+        rounded: the rounded size of each kind of allocation, 0 where none is made.
+        kinds: the kind of each allocation number.
         limit_bytes: the most that may be reserved.
         large_segment_size: segment for large requests below 10 MiB, or page of the large pool.
         chains: parts of the events that are copies of each other.
@@ -286,7 +303,8 @@ def place(
         TypeError, IndexError: when an event frees what was not allocated (left to the caller, so
             that the loop need not look).
     """
-    small, large = pools = _pools(events, rounded_sizes, chains, streams)
+    block_bytes = list(map(rounded.__getitem__, kinds))
+    small, large = pools = _pools(events, rounded, kinds, block_bytes, chains, streams)
     small_rules: tuple[int, ...]
     large_rules: tuple[int, ...]
     if range_bytes is None:
@@ -297,20 +315,18 @@ def place(
         small_rules, large_rules = (SMALL_SEGMENT_SIZE, too_large), (large_segment_size, too_large)
     for members, rules in ((small, small_rules), (large, large_rules)):
         for pool in members:
-            if not _place_pool(
-                pool, chains, rules, partial(place_pool, pool, rounded_sizes, *rules)
-            ):
+            if not _place_pool(pool, chains, rules, partial(place_pool, pool, *rules)):
                 return None
     if range_bytes is None:
-        placement = _placement(pools, limit_bytes)
+        placement = _placement(pools, block_bytes, limit_bytes)
         if placement is not None:
             placement.num_segments = len(placement.growth)
         return placement
     # The allocator compares the size of a fixed segment with its limit (7.4): where that might
     # tell, the full model decides.
-    margin = max(max(rounded_sizes, default=0) + ROUND_LARGE, large_segment_size)
+    margin = max(max(rounded, default=0) + ROUND_LARGE, large_segment_size)
     grows = any(pool.growth for pool in large)
-    return _placement(pools, limit_bytes - margin if grows else limit_bytes)
+    return _placement(pools, block_bytes, limit_bytes - margin if grows else limit_bytes)
 
 
 def segment_rules(large_segment_size: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
@@ -326,19 +342,16 @@ def segment_rules(large_segment_size: int) -> tuple[tuple[int, int, int], tuple[
     )
 
 
-def _place_in_segments(
-    pool: _Pool, rounded_sizes: Sequence[int], least: int, segment_size: int, own_segment_from: int
-) -> bool:
+def _place_in_segments(pool: _Pool, least: int, segment_size: int, own_segment_from: int) -> bool:
     """One pool with fixed segments.
 
     Args:
         pool: filled in.
-        rounded_sizes: the rounded size of each allocation number.
         least: a rest smaller than this is not split off.
         segment_size: of a new segment.
         own_segment_from: a request of this size or more gets a segment of its own.
     """
-    block_bytes, starts, growth = pool.block_bytes, pool.starts, pool.growth
+    block_bytes, starts, odd, growth = pool.block_bytes, pool.starts, pool.odd, pool.growth
     events, indices = pool.events, pool.indices
     free = FreeBlocks()
     bins, sizes, other_end = free.bins, free.sizes, free.other_end
@@ -347,7 +360,7 @@ def _place_in_segments(
     for first, behind in pool.stretches(free):
         for place, number in enumerate(events[first:behind], first):
             if number >= 0:
-                size = block_bytes[number] = rounded_sizes[number]
+                size = block_bytes[number]
                 fitting = bin_of(size)
                 if fitting:
                     starts[number] = start = fitting.pop(0)
@@ -364,7 +377,7 @@ def _place_in_segments(
                     rest = block - size
                     if rest < least:
                         del other_end[end]
-                        block_bytes[number] = block
+                        block_bytes[number] = odd[number] = block
                         continue
                 else:
                     block = segment_size
@@ -374,7 +387,8 @@ def _place_in_segments(
                     growth.append((indices[place], block))
                     rest = block - size
                     if rest < least:
-                        block_bytes[number] = block
+                        if rest:
+                            block_bytes[number] = odd[number] = block
                         continue
                     end = start + block
                 start += size
@@ -405,7 +419,7 @@ def _place_in_segments(
     return True
 
 
-def _place_in_pages(pool: _Pool, rounded_sizes: Sequence[int], page: int, too_large: int) -> bool:
+def _place_in_pages(pool: _Pool, page: int, too_large: int) -> bool:
     """One pool with one growing segment; False where a free block is too large to be sure.
 
     The free block that ends at the last mapped page (the tail) is used only when nothing else
@@ -420,7 +434,7 @@ def _place_in_pages(pool: _Pool, rounded_sizes: Sequence[int], page: int, too_la
         tail, top = free.tail
         for place, number in enumerate(events[first:behind], first):
             if number >= 0:
-                size = block_bytes[number] = rounded_sizes[number]
+                size = block_bytes[number]
                 at = bisect_left(sizes, size)
                 while at < len(sizes) and not bins[sizes[at]]:
                     del bins[sizes.pop(at)]

@@ -115,7 +115,7 @@ def replay(
     """
     conf = AllocatorConf() if conf is None else conf
     total_bytes = limit_bytes if total_bytes is None else total_bytes
-    if sizes and min(sizes) < 0:
+    if chains is None and sizes and min(sizes) < 0:
         check_events(events, sizes)
         worst = min(sizes)
         raise ReplayError(f"allocation number {sizes.index(worst)} has {worst} bytes; 0 is least")
@@ -191,12 +191,18 @@ def _place(
             return None
         share = int(conf.per_process_memory_fraction * total_bytes)
         limit_bytes = share if limit_bytes is None else min(limit_bytes, share)
+    kinds: Sequence[int] = range(len(sizes))
+    sizes_of_kinds = sizes
+    if chains is not None and chains.kinds:
+        kinds, sizes_of_kinds = chains.kinds, [sizes[number] for number in chains.examples]
     if conf.roundup_power2_divisions == NO_DIVISIONS:
-        rounded_sizes = [(size + 511) & -512 for size in sizes]
+        rounded = [(size + 511) & -512 for size in sizes_of_kinds]
     else:
         divisions = conf.roundup_power2_divisions
-        rounded_by_size = {size: round_size(size, divisions) if size else 0 for size in set(sizes)}
-        rounded_sizes = [rounded_by_size[size] for size in sizes]
+        rounded_by_size = {
+            size: round_size(size, divisions) if size else 0 for size in set(sizes_of_kinds)
+        }
+        rounded = [rounded_by_size[size] for size in sizes_of_kinds]
     gives_back = not conf.expandable_segments and (limit_bytes is not None or bool(empty_cache_at))
     # Every event of a valid stream is different from all others; this catches a second
     # allocation or free of the same number, and the loops stumble over a free that comes first,
@@ -207,7 +213,7 @@ def _place(
     if gives_back:
         return place_releasing(
             events,
-            rounded_sizes,
+            list(map(rounded.__getitem__, kinds)),
             limit_bytes,
             large,
             streams,
@@ -220,7 +226,7 @@ def _place(
         span = UNBOUNDED_RANGE if total_bytes is None else expandable_range(total_bytes)
         limit = limit if total_bytes is None else min(limit, total_bytes)
     try:
-        return place(events, rounded_sizes, limit, large, chains, streams, range_bytes=span)
+        return place(events, rounded, kinds, limit, large, chains, streams, range_bytes=span)
     except (TypeError, IndexError):
         check_events(events, sizes)
         raise
