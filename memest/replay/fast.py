@@ -35,6 +35,7 @@ MAX_FAST_BYTES = 1 << 44  # growth must stay within UNBOUNDED_RANGE
 SEGMENT_GAP = MIN_BLOCK_SIZE
 _NO_OWN_SEGMENT = 1 << 62
 _NOT = bytes([1]) + bytes(255)
+_PLACED = "what the fast loops placed"
 _MEMORIES = 24  # partitions and placements that streams of one structure keep
 
 
@@ -48,6 +49,8 @@ class Placement:
         num_segments: driver allocations; 0 for expandable segments, as torch counts.
         num_retries: how often caches had to be released for an allocation.
         oom_index: the event at which memory ran out.
+        rounded: the rounded size of each kind of allocation, empty where that was not kept.
+        odd: the numbers whose block is not of that size, with its size.
     """
 
     block_bytes: list[int]
@@ -55,6 +58,8 @@ class Placement:
     num_segments: int = 0
     num_retries: int = 0
     oom_index: int | None = None
+    rounded: Sequence[int] = ()
+    odd: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -191,14 +196,13 @@ def _pools(
     for stream in sorted(set(streams)) or [None]:
         for pools, inside in zip(both, (small, large), strict=True):
             key = inside, stream
-            partition = None if chains is None else chains.memo.get(key)
+            partition = _recall(chains, key)
             if partition is None:
                 mask = bytes(map(inside.__getitem__, kinds))
                 if stream is not None:
                     mask = bytes(map(and_, mask, streams.translate(_only(stream))))
                 partition = _partition(events, mask)
-                if chains is not None:
-                    _remember(chains, key, partition)
+                _remember(chains, key, partition)
             pools.append(
                 _Pool(
                     *partition,
@@ -228,10 +232,22 @@ def _partition(events: Sequence[int], inside: bytes) -> tuple[list[int], list[in
     )
 
 
-def _remember(chains: Chains, key: object, value: object) -> None:
-    if len(chains.memo) >= _MEMORIES:
-        chains.memo.pop(next(iter(chains.memo)))
-    chains.memo[key] = value
+def _recall(chains: Chains | None, key: object) -> Any:
+    """What was remembered, which then stays longest; None where it is not known."""
+    memories = {} if chains is None else chains.memo.setdefault(_PLACED, {})
+    value = memories.pop(key, None)
+    if value is not None:
+        memories[key] = value
+    return value
+
+
+def _remember(chains: Chains | None, key: object, value: object) -> None:
+    if chains is None:
+        return
+    memories = chains.memo.setdefault(_PLACED, {})
+    if len(memories) >= _MEMORIES:
+        memories.pop(next(iter(memories)))
+    memories[key] = value
 
 
 def _place_pool(
@@ -242,7 +258,7 @@ def _place_pool(
     GPUs differ in a few workspaces: often only in the one pool or the other.
     """
     key = rules, pool.sizes
-    placement = None if chains is None else chains.memo.get(key)
+    placement = _recall(chains, key)
     if placement is not None:
         pool.odd, pool.growth = placement
         return True
@@ -251,13 +267,15 @@ def _place_pool(
     starts = pool.starts
     if len(starts) - starts.count(None) < len(pool.numbers):
         pool.odd |= {number: 0 for number in pool.numbers if starts[number] is None}
-    if chains is not None:
-        _remember(chains, key, (pool.odd, pool.growth))
+    _remember(chains, key, (pool.odd, pool.growth))
     return True
 
 
 def _placement(
-    pools: tuple[list[_Pool], list[_Pool]], block_bytes: list[int], limit_bytes: int
+    pools: tuple[list[_Pool], list[_Pool]],
+    rounded: Sequence[int],
+    block_bytes: list[int],
+    limit_bytes: int,
 ) -> Placement | None:
     all_pools = [*pools[0], *pools[1]]
     growths = sorted(growth for pool in all_pools for growth in pool.growth)
@@ -265,10 +283,10 @@ def _placement(
     if totals and totals[-1] > limit_bytes:
         return None
     growth = [(index, total) for (index, _), total in zip(growths, totals, strict=True)]
-    for pool in all_pools:
-        for number, size in pool.odd.items():
-            block_bytes[number] = size
-    return Placement(block_bytes, growth)
+    odd = {number: size for pool in all_pools for number, size in pool.odd.items()}
+    for number, size in odd.items():
+        block_bytes[number] = size
+    return Placement(block_bytes, growth, rounded=rounded, odd=odd)
 
 
 def place(
@@ -318,7 +336,7 @@ def place(
             if not _place_pool(pool, chains, rules, partial(place_pool, pool, *rules)):
                 return None
     if range_bytes is None:
-        placement = _placement(pools, block_bytes, limit_bytes)
+        placement = _placement(pools, rounded, block_bytes, limit_bytes)
         if placement is not None:
             placement.num_segments = len(placement.growth)
         return placement
@@ -326,7 +344,8 @@ def place(
     # tell, the full model decides.
     margin = max(max(rounded, default=0) + ROUND_LARGE, large_segment_size)
     grows = any(pool.growth for pool in large)
-    return _placement(pools, block_bytes, limit_bytes - margin if grows else limit_bytes)
+    limit_bytes -= margin if grows else 0
+    return _placement(pools, rounded, block_bytes, limit_bytes)
 
 
 def segment_rules(large_segment_size: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:

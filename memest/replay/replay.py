@@ -20,6 +20,7 @@ from memest.replay.conf import AllocatorConf
 from memest.replay.fast import MAX_FAST_BYTES, Placement, place
 from memest.replay.releasing import place_releasing
 from memest.replay.sizes import NO_DIVISIONS, UNBOUNDED_RANGE, expandable_range, round_size
+from memest.replay.waves import waves_of
 
 if TYPE_CHECKING:
     from memest.replay.blocks import Block
@@ -132,7 +133,7 @@ def replay(
             dispensable,
         )
         if placement is not None:
-            return _summarize(events, sizes, placement, curve=curve, requested=requested)
+            return _summarize(events, sizes, placement, chains, curve=curve, requested=requested)
     return replay_reference(
         events,
         sizes,
@@ -236,15 +237,25 @@ def _summarize(
     events: Sequence[int],
     sizes: Sequence[int],
     placement: Placement,
+    chains: Chains | None,
     *,
     curve: bool,
-    requested: bool = True,
+    requested: bool,
 ) -> Replay:
     """Peaks and curves from the sizes handed out, in passes that run at the speed of C."""
     if placement.oom_index is not None:
         events = events[: placement.oom_index + 1]
-    allocated = _running_sum(events, placement.block_bytes)
-    peak = max(allocated, default=0)
+    allocated: list[int] = []
+    rounded = placement.rounded
+    if chains is not None and chains.kinds and rounded and all(rounded) and not curve:
+        waves = chains.memo.get("waves")
+        if waves is None:
+            waves = chains.memo["waves"] = waves_of(events, chains.kinds)
+        peak, peak_index, final = waves.peak(rounded, placement.odd)
+    else:
+        allocated = _running_sum(events, placement.block_bytes)
+        peak, final = max(allocated, default=0), allocated[-1] if allocated else 0
+        peak_index = allocated.index(peak) if allocated else 0
     growth = placement.growth
     reserved = max((nbytes for _, nbytes in growth), default=0)
     requests = sizes
@@ -260,11 +271,11 @@ def _summarize(
             reserved_curve.extend(array("q", [value]) * (following - index))
     return Replay(
         peak_allocated_bytes=peak,
-        peak_allocated_index=allocated.index(peak) if allocated else 0,
+        peak_allocated_index=peak_index,
         peak_reserved_bytes=reserved,
         peak_reserved_index=next((index for index, nbytes in growth if nbytes == reserved), 0),
         peak_requested_bytes=max(_running_sum(events, requests), default=0) if requested else None,
-        final_allocated_bytes=allocated[-1] if allocated else 0,
+        final_allocated_bytes=final,
         final_reserved_bytes=growth[-1][1] if growth else 0,
         num_alloc_retries=placement.num_retries,
         num_ooms=int(placement.oom_index is not None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from memest.replay.conf import AllocatorConf
 from memest.replay.replay import replay, replay_reference
 from memest.units import KIB, MIB
 
-SIZE_LIST = [100, 512, 3 * KIB, 700 * KIB, MIB, 3 * MIB, 7 * MIB, 12 * MIB, 30 * MIB]
+SIZE_LIST = [0, 100, 512, 3 * KIB, 700 * KIB, MIB, 3 * MIB, 7 * MIB, 12 * MIB, 30 * MIB]
 SIZES = st.sampled_from(SIZE_LIST)
 
 
@@ -69,8 +70,10 @@ def test_the_answer_is_the_same_with_and_without_them(run, other_sizes, expandab
     # streams that differ in nothing but sizes share what is remembered of their structure
     changed = dict(zip(SIZE_LIST, other_sizes, strict=True))
     for these_sizes in (sizes, [changed[size] for size in sizes]):
+        peaks = replay(events, these_sizes, conf, chains=chains)
         quick = replay(events, these_sizes, conf, curve=True, chains=chains)
         assert quick == replay(events, these_sizes, conf, curve=True, chains=chains)  # from memory
 
         assert quick == replay(events, these_sizes, conf, curve=True)
         assert quick == replay_reference(events, these_sizes, conf, curve=True)
+        assert peaks == replace(quick, allocated_curve=None, reserved_curve=None)
