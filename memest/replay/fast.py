@@ -205,7 +205,9 @@ def _pools(
                 _remember(chains, key, partition)
             pools.append(
                 _Pool(
-                    *partition,
+                    events=partition[0],
+                    indices=partition[1],
+                    numbers=partition[2],
                     block_bytes=list(block_bytes),
                     starts=[None] * len(block_bytes),
                     chains=() if chains is None else chains.chains,

@@ -20,12 +20,14 @@ from memest.replay.conf import AllocatorConf
 from memest.replay.fast import MAX_FAST_BYTES, Placement, place
 from memest.replay.releasing import place_releasing
 from memest.replay.sizes import NO_DIVISIONS, UNBOUNDED_RANGE, expandable_range, round_size
-from memest.replay.waves import waves_of
+from memest.replay.waves import Waves, waves_of
 
 if TYPE_CHECKING:
     from memest.replay.blocks import Block
 
 __all__ = ["Replay", "check_events", "peak_without", "replay", "replay_reference"]
+
+_WAVES = "the waves of the stream"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,10 +249,10 @@ def _summarize(
         events = events[: placement.oom_index + 1]
     allocated: list[int] = []
     rounded = placement.rounded
-    if chains is not None and chains.kinds and rounded and all(rounded) and not curve:
-        waves = chains.memo.get("waves")
-        if waves is None:
-            waves = chains.memo["waves"] = waves_of(events, chains.kinds)
+    waves = None
+    if chains is not None and rounded and all(rounded) and not curve:
+        waves = _waves(events, chains)
+    if waves is not None:
         peak, peak_index, final = waves.peak(rounded, placement.odd)
     else:
         allocated = _running_sum(events, placement.block_bytes)
@@ -285,6 +287,18 @@ def _summarize(
         allocated_curve=array("q", allocated) if curve else None,
         reserved_curve=reserved_curve,
     )
+
+
+def _waves(events: Sequence[int], chains: Chains) -> Waves | None:
+    """The waves of a stream that is replayed again: to find them takes as long as four sums."""
+    memo = chains.memo
+    if not chains.kinds or _WAVES not in memo:
+        memo[_WAVES] = None
+        return None
+    waves: Waves | None = memo[_WAVES]
+    if waves is None:
+        waves = memo[_WAVES] = waves_of(events, chains.kinds)
+    return waves
 
 
 def peak_without(result: Replay, events: Sequence[int], numbers: Collection[int]) -> int:
