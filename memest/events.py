@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -395,11 +395,24 @@ class Chains:
 
     Attributes:
         chains: the chains.
+        kinds: for each allocation number, which kind it is of: those of a kind are of one size,
+            whatever it is. Empty where that is not known.
         memo: filled by those who read streams; streams that differ in nothing but sizes share it.
+        examples: a number of each kind.
     """
 
     chains: list[Chain] = field(default_factory=list)
+    kinds: Sequence[int] = ()
     memo: dict[Any, Any] = field(default_factory=dict)
+    examples: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        first: dict[int, int] = {}
+        for number, kind in enumerate(self.kinds):
+            first.setdefault(kind, number)
+        place = {kind: index for index, kind in enumerate(first)}
+        self.kinds = [place[kind] for kind in self.kinds]
+        self.examples = list(first.values())
 
 
 @dataclass(slots=True)

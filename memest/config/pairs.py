@@ -10,6 +10,8 @@ Sources: ``ParallelismConfig``, ``_attach_context_parallel_hooks``, ``_prepare_d
 
 from __future__ import annotations
 
+import functools
+
 from memest.config.kinds import (
     SDPA,
     Attention,
@@ -386,6 +388,12 @@ _PAIRS = (
 )
 
 
+@functools.cache
+def _rows_of(groups: tuple[str, ...]) -> tuple[Pair, ...]:
+    """The rows about an option; every setup asks for them."""
+    return tuple(row for row in _PAIRS if not set(groups).isdisjoint(row.groups.split()))
+
+
 def refuse_pairs(setup: TrainingRun, flag: str, *groups: str) -> None:
     """Refuse what does not go together with an option of a setup.
 
@@ -397,9 +405,8 @@ def refuse_pairs(setup: TrainingRun, flag: str, *groups: str) -> None:
     Raises:
         ConfigError: such a pair of options.
     """
-    names = set(groups)
-    for row in _PAIRS:
-        if names.isdisjoint(row.groups.split()) or not row.applies(setup):
+    for row in _rows_of(groups):
+        if not row.applies(setup):
             continue
         label = row.label.format(s=setup)
         if row.remedy:

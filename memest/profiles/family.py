@@ -10,7 +10,7 @@ padding to a multiple repeats with the class.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from typing import Any
 
@@ -143,6 +143,7 @@ class Family:
         fold: how these traces of few layers become those of the model; None where they are.
         whole_because: why the model was traced layer by layer.
         is_unfolded: what the fold says is done.
+        weights_vary: a size of the batch changes a weight's shape (position tables of images do).
     """
 
     table: FormulaTable
@@ -154,6 +155,14 @@ class Family:
     fold: Fold | None = None
     whole_because: str = ""
     is_unfolded: bool = False
+    weights_vary: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.weights_vary = any(
+            isinstance(extent, Ref)
+            for weight in self.skeleton.weights
+            for extent in (*weight.shape, *weight.stride)
+        )
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -185,15 +194,6 @@ class Family:
         """The attention choices with their numbers filled in, each one once."""
         unique = dict.fromkeys(self.skeleton.attention_choices)
         return [(_fill_in(call, numbers), kind) for call, kind in unique]
-
-    @property
-    def weights_vary(self) -> bool:
-        """Whether a size of the batch changes a weight's shape (position tables of images do)."""
-        return any(
-            isinstance(extent, Ref)
-            for weight in self.skeleton.weights
-            for extent in (*weight.shape, *weight.stride)
-        )
 
     def weights_at(self, numbers: Sequence[int]) -> tuple[Weight, ...]:
         """The weights with their numbers filled in."""

@@ -34,10 +34,12 @@ __all__ = ["MAX_REPEATS", "JoinedTraces", "Pieces", "Span", "join", "pair_up", "
 
 MAX_REPEATS = 3
 """Repetitions of a micro-step that are played. The allocator is deterministic: once a repetition
-begins with the free blocks that an earlier one began with, all later ones are copies. The pool of
-large blocks gets there with the second; in the small one the loss changes places with the loss
-before it, so that two states take turns from the second on: the second and the third are all
-there are."""
+begins with the free blocks that an earlier one began with, all later ones are copies. Mostly that
+is so from the second on, or two states take turns, as where the loss changes places with the loss
+before it. It is no law: where 7B weights train in float32, free blocks may never be the same
+twice, and later repetitions wander among blocks that are much alike. There 16 micro-steps reserved
+0.8 % less to 0.7 % more than 4 (12 replays of Mistral 7B at six batches); of 72 replays of five
+other models one moved, by 0.05 %."""
 
 Span = tuple[int, int]
 """First event of a piece, and the event behind its last."""

@@ -91,10 +91,10 @@ class Program:
         return splice(self.micro_steps.at(point), updates)
 
     def enough_micro_steps(self, grad_accum: int) -> int:
-        """As many micro-steps as have the peaks of ``grad_accum`` of them.
+        """As many micro-steps as have the peaks of ``grad_accum`` of them, or nearly.
 
-        Further ones are copies of those that are played, unless all their batches are fetched
-        first.
+        Further ones are copies of those that are played, or much like them (``MAX_REPEATS``),
+        unless all their batches are fetched first.
         """
         if self.pieces.prefetches:
             return grad_accum

@@ -224,7 +224,7 @@ def lay_out(
         player.play((0, len(trace.events)), None, None)
     else:
         _Run(player, pieces, grad_accum).play(num_steps)
-    course.chains = Chains(player.chains())
+    course.chains = Chains(player.chains(), course.places)
     return course
 
 

@@ -1,12 +1,12 @@
 """The fast replay: no limit met, nothing given back to the driver.
 
 Under these conditions the pools of small and of large blocks, and those of several streams, know
-nothing of each other, and the
-allocator needs no linked blocks: a free block is two dictionary entries (its end by its start, its
-start by its end) and one integer in a sorted list, ``size << 48 | address``, whose order is the
-allocator's (size, address). Everything that can be computed afterwards, at the speed of C, is (see
-:mod:`memest.replay.replay`). The rules are those of :mod:`memest.replay.allocator`; the tests prove
-both equal.
+nothing of each other, and the allocator needs no linked blocks: a free block is two dictionary
+entries (its end by its start, its start by its end) and its address in the list of its size. Sizes
+repeat from layer to layer, so most requests find a block of just their size and look no further;
+among others the allocator's order is (size, address). Everything that can be computed afterwards,
+at the speed of C, is (see :mod:`memest.replay.replay`). The rules are those of
+:mod:`memest.replay.allocator`; the tests prove both equal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, compress
-from operator import add, and_
+from operator import and_
 from typing import Any
 
 from memest.events import Chain, Chains
@@ -28,15 +28,14 @@ from memest.replay.sizes import (
     SMALL_SIZE,
 )
 
-__all__ = ["MASK", "MAX_FAST_BYTES", "SEGMENT_GAP", "SHIFT", "Placement", "place", "segment_rules"]
+__all__ = ["MAX_FAST_BYTES", "SEGMENT_GAP", "FreeBlocks", "Placement", "place", "segment_rules"]
 
-SHIFT = 48
-MASK = (1 << SHIFT) - 1
-MAX_FAST_BYTES = 1 << 44  # addresses must stay below 2**48, growth within UNBOUNDED_RANGE
+MAX_FAST_BYTES = 1 << 44  # growth must stay within UNBOUNDED_RANGE
 # The gap keeps neighbouring segments from merging.
 SEGMENT_GAP = MIN_BLOCK_SIZE
 _NO_OWN_SEGMENT = 1 << 62
 _NOT = bytes([1]) + bytes(255)
+_PLACED = "what the fast loops placed"
 _MEMORIES = 24  # partitions and placements that streams of one structure keep
 
 
@@ -50,6 +49,8 @@ class Placement:
         num_segments: driver allocations; 0 for expandable segments, as torch counts.
         num_retries: how often caches had to be released for an allocation.
         oom_index: the event at which memory ran out.
+        rounded: the rounded size of each kind of allocation, empty where that was not kept.
+        odd: the numbers whose block is not of that size, with its size.
     """
 
     block_bytes: list[int]
@@ -57,6 +58,8 @@ class Placement:
     num_segments: int = 0
     num_retries: int = 0
     oom_index: int | None = None
+    rounded: Sequence[int] = ()
+    odd: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -66,22 +69,27 @@ class _Pool:
     Attributes:
         events: of this pool.
         indices: of each of them, in the whole stream.
-        chains: copies among the events.
-        sizes: of the numbers of this pool.
-        block_bytes: size handed out for each number.
+        numbers: that are of this pool.
+        block_bytes: size handed out for each number of this pool.
         starts: address of each number.
+        chains: copies among the events.
+        sizes: tells this pool from others that were placed by the same rules.
+        odd: the numbers whose block is not of their rounded size, with its size: those with a rest
+            that was not split off, and with 0 those that are never allocated.
         growth: (index in the whole stream, bytes that came).
     """
 
     events: list[int]
     indices: list[int]
+    numbers: list[int]
+    block_bytes: list[int]
+    starts: list[int | None]
     chains: Sequence[Chain]
-    sizes: tuple[int, ...]
-    block_bytes: list[int] = field(default_factory=list)
-    starts: list[int | None] = field(default_factory=list)
+    sizes: tuple[object, ...]
+    odd: dict[int, int] = field(default_factory=dict)
     growth: list[tuple[int, int]] = field(default_factory=list)
 
-    def stretches(self, free: _Free) -> Iterator[tuple[int, int]]:
+    def stretches(self, free: FreeBlocks) -> Iterator[tuple[int, int]]:
         """The events to be played, as (first, behind the last), one stretch after the other.
 
         A part that is a copy of an earlier one and begins with the same free blocks, with what it
@@ -104,9 +112,10 @@ class _Pool:
                 yield here, at
             here = bisect_left(self.indices, part.start + chain.length, at)
             inherited_frees = [c for c in part.inherited_frees if starts[c] is not None]
+            before = free.state()
             state = (
                 id(chain),
-                free.state(),
+                before,
                 len(self.growth),
                 tuple([starts[c] for c in inherited_frees]),
                 tuple([block_bytes[c] for c in inherited_frees]),
@@ -123,82 +132,89 @@ class _Pool:
             first, count = part.number, chain.count
             block_bytes[first : first + count] = block_bytes[number : number + count]
             starts[first : first + count] = starts[number : number + count]
-            free.become(left)
+            copied = range(number, number + count)
+            self.odd |= {first + n - number: size for n, size in self.odd.items() if n in copied}
+            if left != before:
+                free.become(left)
         if here < len(self.events):
             yield here, len(self.events)
 
 
 @dataclass(slots=True)
-class _Free:
+class FreeBlocks:
     """The free blocks of a pool.
 
     Attributes:
-        keys: ``size << 48 | address``, sorted.
-        end_of: end of each by its start.
-        start_of: start of each by its end.
+        bins: addresses of the blocks of each size, sorted; a bin may have become empty.
+        sizes: of the bins, sorted.
+        other_end: end of each block by its start, and start by its end: no two of them touch.
         tail: (start of the last one, end of what is mapped) of a growing segment, else (0, 0).
     """
 
-    keys: list[int] = field(default_factory=list)
-    end_of: dict[int, int] = field(default_factory=dict)
-    start_of: dict[int, int] = field(default_factory=dict)
+    bins: dict[int, list[int]] = field(default_factory=dict)
+    sizes: list[int] = field(default_factory=list)
+    other_end: dict[int, int] = field(default_factory=dict)
     tail: tuple[int, int] = (0, 0)
 
     def state(self) -> tuple[object, ...]:
         """All of it, to compare and to come back to."""
-        return tuple(self.keys), self.tail
+        bins = self.bins
+        return tuple([(size, *bins[size]) for size in self.sizes if bins[size]]), self.tail
 
     def become(self, state: tuple[Any, ...]) -> None:
         """Take on an earlier state."""
-        keys, self.tail = state
-        if keys == tuple(self.keys):
-            return
-        self.keys[:] = keys
-        self.end_of.clear()
-        self.start_of.clear()
-        for key in keys:
-            start = key & MASK
-            end = start + (key >> SHIFT)
-            self.end_of[start] = end
-            self.start_of[end] = start
+        bins, self.tail = state
+        self.sizes[:] = [size for size, *_ in bins]
+        self.bins.clear()
+        self.other_end.clear()
+        for size, *starts in bins:
+            self.bins[size] = starts
+            for start in starts:
+                self.other_end[start] = start + size
+                self.other_end[start + size] = start
 
 
 def _pools(
-    events: Sequence[int], rounded_sizes: list[int], chains: Chains | None, streams: bytes
+    events: Sequence[int],
+    rounded: Sequence[int],
+    kinds: Sequence[int],
+    block_bytes: list[int],
+    chains: Chains | None,
+    streams: bytes,
 ) -> tuple[list[_Pool], list[_Pool]]:
     """The small and the large pools, one of each for a stream; requests of 0 bytes are in none.
 
     Raises:
         IndexError: an event of a number that has no size.
     """
-    small = bytes([0 < size <= SMALL_SIZE for size in rounded_sizes])
+    small = bytes([0 < size <= SMALL_SIZE for size in rounded])
     # at the speed of C where no request is of 0 bytes, which is almost always
     large = (
-        bytes([size > SMALL_SIZE for size in rounded_sizes])
-        if 0 in rounded_sizes
-        else small.translate(_NOT)
+        bytes([size > SMALL_SIZE for size in rounded]) if 0 in rounded else small.translate(_NOT)
     )
-    # GPUs differ in a few workspaces, which mostly stay on their side: the same pools again
-    key = small, large, streams
-    parts = None if chains is None else chains.memo.get(key)
-    if parts is None:
-        owners = [streams.translate(_only(stream)) for stream in sorted(set(streams))] or [b""]
-        masks = [
-            [bytes(map(and_, inside, own)) if own else inside for own in owners]
-            for inside in (small, large)
-        ]
-        parts = [[(mask, _partition(events, mask, chains)) for mask in pools] for pools in masks]
-        if chains is not None:
-            _remember(chains, key, parts)
-    copies = () if chains is None else chains.chains
-    smalls, larges = (
-        [
-            _Pool(*partition, copies, tuple(compress(rounded_sizes, mask)))
-            for mask, partition in pools
-        ]
-        for pools in parts
-    )
-    return smalls, larges
+    both: tuple[list[_Pool], list[_Pool]] = [], []
+    for stream in sorted(set(streams)) or [None]:
+        for pools, inside in zip(both, (small, large), strict=True):
+            key = inside, stream
+            partition = _recall(chains, key)
+            if partition is None:
+                mask = bytes(map(inside.__getitem__, kinds))
+                if stream is not None:
+                    mask = bytes(map(and_, mask, streams.translate(_only(stream))))
+                partition = _partition(events, mask)
+                _remember(chains, key, partition)
+            pools.append(
+                _Pool(
+                    events=partition[0],
+                    indices=partition[1],
+                    numbers=partition[2],
+                    block_bytes=list(block_bytes),
+                    starts=[None] * len(block_bytes),
+                    chains=() if chains is None else chains.chains,
+                    sizes=(key, *compress(rounded, inside)),
+                )
+            )
+    return both
 
 
 def _only(stream: int) -> bytes:
@@ -206,69 +222,79 @@ def _only(stream: int) -> bytes:
     return bytes([number == stream for number in range(256)])
 
 
-def _partition(
-    events: Sequence[int], inside: bytes, chains: Chains | None
-) -> tuple[list[int], list[int]]:
-    """The events whose number is inside, and their indices."""
-    known = None if chains is None else chains.memo.get(inside)
-    if known is not None:
-        return known
+def _partition(events: Sequence[int], inside: bytes) -> tuple[list[int], list[int], list[int]]:
+    """The events whose number is inside, their indices, and those numbers."""
     # Python reads an event -1-v, a free, as the v-th entry from the end
     table = inside + inside[::-1]
     mask = list(map(table.__getitem__, events))
-    partition = list(compress(events, mask)), list(compress(range(len(mask)), mask))
-    if chains is not None:
-        _remember(chains, inside, partition)
-    return partition
+    return (
+        list(compress(events, mask)),
+        list(compress(range(len(mask)), mask)),
+        list(compress(range(len(inside)), inside)),
+    )
 
 
-def _remember(chains: Chains, key: object, value: object) -> None:
-    if len(chains.memo) >= _MEMORIES:
-        chains.memo.pop(next(iter(chains.memo)))
-    chains.memo[key] = value
+def _recall(chains: Chains | None, key: object) -> Any:
+    """What was remembered, which then stays longest; None where it is not known."""
+    memories = {} if chains is None else chains.memo.setdefault(_PLACED, {})
+    value = memories.pop(key, None)
+    if value is not None:
+        memories[key] = value
+    return value
+
+
+def _remember(chains: Chains | None, key: object, value: object) -> None:
+    if chains is None:
+        return
+    memories = chains.memo.setdefault(_PLACED, {})
+    if len(memories) >= _MEMORIES:
+        memories.pop(next(iter(memories)))
+    memories[key] = value
 
 
 def _place_pool(
-    pool: _Pool,
-    count: int,
-    chains: Chains | None,
-    rules: tuple[int, ...],
-    place: Callable[[], bool],
+    pool: _Pool, chains: Chains | None, rules: tuple[int, ...], place: Callable[[], bool]
 ) -> bool:
     """Place a pool, or find that the same sizes were placed by the same rules before.
 
     GPUs differ in a few workspaces: often only in the one pool or the other.
     """
     key = rules, pool.sizes
-    placement = None if chains is None else chains.memo.get(key)
+    placement = _recall(chains, key)
     if placement is not None:
-        pool.block_bytes, pool.growth = placement
+        pool.odd, pool.growth = placement
         return True
-    pool.block_bytes, pool.starts = [0] * count, [None] * count
     if not place():
         return False
-    if chains is not None:
-        _remember(chains, key, (pool.block_bytes, pool.growth))
+    starts = pool.starts
+    if len(starts) - starts.count(None) < len(pool.numbers):
+        pool.odd |= {number: 0 for number in pool.numbers if starts[number] is None}
+    _remember(chains, key, (pool.odd, pool.growth))
     return True
 
 
-def _placement(pools: tuple[list[_Pool], list[_Pool]], limit_bytes: int) -> Placement | None:
+def _placement(
+    pools: tuple[list[_Pool], list[_Pool]],
+    rounded: Sequence[int],
+    block_bytes: list[int],
+    limit_bytes: int,
+) -> Placement | None:
     all_pools = [*pools[0], *pools[1]]
     growths = sorted(growth for pool in all_pools for growth in pool.growth)
     totals = list(accumulate(size for _, size in growths))
     if totals and totals[-1] > limit_bytes:
         return None
     growth = [(index, total) for (index, _), total in zip(growths, totals, strict=True)]
-    block_bytes = all_pools[0].block_bytes
-    for pool in all_pools[1:]:
-        if pool.sizes:
-            block_bytes = list(map(add, block_bytes, pool.block_bytes))
-    return Placement(block_bytes, growth)
+    odd = {number: size for pool in all_pools for number, size in pool.odd.items()}
+    for number, size in odd.items():
+        block_bytes[number] = size
+    return Placement(block_bytes, growth, rounded=rounded, odd=odd)
 
 
 def place(
     events: Sequence[int],
-    rounded_sizes: list[int],
+    rounded: Sequence[int],
+    kinds: Sequence[int],
     limit_bytes: int,
     large_segment_size: int,
     chains: Chains | None = None,
@@ -280,7 +306,8 @@ def place(
 
     Args:
         events: as for :func:`memest.replay.replay.replay`.
-        rounded_sizes: the rounded size of each allocation number, 0 for one that is never made.
+        rounded: the rounded size of each kind of allocation, 0 where none is made.
+        kinds: the kind of each allocation number.
         limit_bytes: the most that may be reserved.
         large_segment_size: segment for large requests below 10 MiB, or page of the large pool.
         chains: parts of the events that are copies of each other.
@@ -296,7 +323,8 @@ def place(
         TypeError, IndexError: when an event frees what was not allocated (left to the caller, so
             that the loop need not look).
     """
-    small, large = pools = _pools(events, rounded_sizes, chains, streams)
+    block_bytes = list(map(rounded.__getitem__, kinds))
+    small, large = pools = _pools(events, rounded, kinds, block_bytes, chains, streams)
     small_rules: tuple[int, ...]
     large_rules: tuple[int, ...]
     if range_bytes is None:
@@ -305,23 +333,21 @@ def place(
     else:
         place_pool, too_large = _place_in_pages, max(range_bytes - limit_bytes, 0)
         small_rules, large_rules = (SMALL_SEGMENT_SIZE, too_large), (large_segment_size, too_large)
-    count = len(rounded_sizes)
     for members, rules in ((small, small_rules), (large, large_rules)):
         for pool in members:
-            if not _place_pool(
-                pool, count, chains, rules, partial(place_pool, pool, rounded_sizes, *rules)
-            ):
+            if not _place_pool(pool, chains, rules, partial(place_pool, pool, *rules)):
                 return None
     if range_bytes is None:
-        placement = _placement(pools, limit_bytes)
+        placement = _placement(pools, rounded, block_bytes, limit_bytes)
         if placement is not None:
             placement.num_segments = len(placement.growth)
         return placement
     # The allocator compares the size of a fixed segment with its limit (7.4): where that might
     # tell, the full model decides.
-    margin = max(max(rounded_sizes, default=0) + ROUND_LARGE, large_segment_size)
+    margin = max(max(rounded, default=0) + ROUND_LARGE, large_segment_size)
     grows = any(pool.growth for pool in large)
-    return _placement(pools, limit_bytes - margin if grows else limit_bytes)
+    limit_bytes -= margin if grows else 0
+    return _placement(pools, rounded, block_bytes, limit_bytes)
 
 
 def segment_rules(large_segment_size: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
@@ -337,131 +363,146 @@ def segment_rules(large_segment_size: int) -> tuple[tuple[int, int, int], tuple[
     )
 
 
-def _place_in_segments(
-    pool: _Pool, rounded_sizes: Sequence[int], least: int, segment_size: int, own_segment_from: int
-) -> bool:
-    """One pool with fixed segments; False where their addresses do not fit into a key.
+def _place_in_segments(pool: _Pool, least: int, segment_size: int, own_segment_from: int) -> bool:
+    """One pool with fixed segments.
 
     Args:
         pool: filled in.
-        rounded_sizes: the rounded size of each allocation number.
         least: a rest smaller than this is not split off.
         segment_size: of a new segment.
         own_segment_from: a request of this size or more gets a segment of its own.
     """
-    block_bytes, starts, growth = pool.block_bytes, pool.starts, pool.growth
+    block_bytes, starts, odd, growth = pool.block_bytes, pool.starts, pool.odd, pool.growth
     events, indices = pool.events, pool.indices
-    free = _Free()
-    keys, end_of, start_of = free.keys, free.end_of, free.start_of
-    lowest = 1 << SHIFT  # the driver places each segment below the last
+    free = FreeBlocks()
+    bins, sizes, other_end = free.bins, free.sizes, free.other_end
+    bin_of = bins.get
+    lowest = 0  # the driver places each segment below the last
     for first, behind in pool.stretches(free):
         for place, number in enumerate(events[first:behind], first):
             if number >= 0:
-                size = rounded_sizes[number]
-                at = bisect_left(keys, size << SHIFT)
-                if at < len(keys):
-                    start = keys.pop(at) & MASK
-                    end = end_of.pop(start)
-                    rest = end - start - size
+                size = block_bytes[number]
+                fitting = bin_of(size)
+                if fitting:
+                    starts[number] = start = fitting.pop(0)
+                    del other_end[start], other_end[start + size]
+                    continue
+                at = bisect_left(sizes, size)
+                while at < len(sizes) and not bins[sizes[at]]:
+                    del bins[sizes.pop(at)]
+                if at < len(sizes):
+                    block = sizes[at]
+                    start = bins[block].pop(0)
+                    end = other_end.pop(start)
+                    starts[number] = start
+                    rest = block - size
                     if rest < least:
-                        del start_of[end]
-                        block_bytes[number] = end - start
-                        starts[number] = start
+                        del other_end[end]
+                        block_bytes[number] = odd[number] = block
                         continue
                 else:
-                    segment = segment_size
+                    block = segment_size
                     if size >= own_segment_from:
-                        segment = -(-size // ROUND_LARGE) * ROUND_LARGE
-                    start = lowest = lowest - segment - SEGMENT_GAP
-                    if start < 0:
-                        return False
-                    growth.append((indices[place], segment))
-                    rest = segment - size
+                        block = -(-size // ROUND_LARGE) * ROUND_LARGE
+                    starts[number] = start = lowest = lowest - block - SEGMENT_GAP
+                    growth.append((indices[place], block))
+                    rest = block - size
                     if rest < least:
-                        block_bytes[number] = segment
-                        starts[number] = start
+                        if rest:
+                            block_bytes[number] = odd[number] = block
                         continue
-                    end = start + segment
-                block_bytes[number] = size
-                starts[number] = start
+                    end = start + block
                 start += size
-                end_of[start] = end
-                start_of[end] = start
-                insort(keys, rest << SHIFT | start)
+                size = rest
             else:
-                start = starts[~number]  # type: ignore[assignment]
-                size = block_bytes[~number]
+                number = ~number
+                start = starts[number]  # type: ignore[assignment]
+                size = block_bytes[number]
                 end = start + size
-                if start in start_of:
-                    low = start_of.pop(start)
-                    del end_of[low]
-                    del keys[bisect_left(keys, (start - low) << SHIFT | low)]
-                    start = low
-                if end in end_of:
-                    high = end_of.pop(end)
-                    del keys[bisect_left(keys, (high - end) << SHIFT | end)]
-                    end = high
-                end_of[start] = end
-                start_of[end] = start
-                insort(keys, (end - start) << SHIFT | start)
+                if start in other_end:
+                    low = other_end.pop(start)
+                    neighbours = bins[start - low]
+                    del neighbours[bisect_left(neighbours, low)]
+                    start, size = low, end - low
+                if end in other_end:
+                    high = other_end.pop(end)
+                    neighbours = bins[high - end]
+                    del neighbours[bisect_left(neighbours, end)]
+                    end, size = high, high - start
+            other_end[start] = end
+            other_end[end] = start
+            fitting = bin_of(size)
+            if fitting is None:
+                bins[size] = [start]
+                insort(sizes, size)
+            else:
+                insort(fitting, start)
     return True
 
 
-def _place_in_pages(pool: _Pool, rounded_sizes: Sequence[int], page: int, too_large: int) -> bool:
+def _place_in_pages(pool: _Pool, page: int, too_large: int) -> bool:
     """One pool with one growing segment; False where a free block is too large to be sure.
 
     The free block that ends at the last mapped page (the tail) is used only when nothing else
-    fits, so it is two numbers beside the sorted list instead of an entry in it.
+    fits, so it is two numbers beside the bins instead of an entry in them.
     """
     block_bytes, starts, growth = pool.block_bytes, pool.starts, pool.growth
     events, indices = pool.events, pool.indices
-    free = _Free()
-    keys, end_of, start_of = free.keys, free.end_of, free.start_of
-    too_large <<= SHIFT
+    free = FreeBlocks()
+    bins, sizes, other_end = free.bins, free.sizes, free.other_end
+    bin_of = bins.get
     for first, behind in pool.stretches(free):
         tail, top = free.tail
         for place, number in enumerate(events[first:behind], first):
             if number >= 0:
-                size = block_bytes[number] = rounded_sizes[number]
-                at = bisect_left(keys, size << SHIFT)
-                if at < len(keys):
-                    key = keys.pop(at)
-                    if key > too_large:
-                        return False
-                    starts[number] = start = key & MASK
-                    end = end_of.pop(start)
-                    start += size
-                    if start == end:
-                        del start_of[end]
-                    else:
-                        end_of[start] = end
-                        start_of[end] = start
-                        insort(keys, (end - start) << SHIFT | start)
-                else:
+                size = block_bytes[number]
+                at = bisect_left(sizes, size)
+                while at < len(sizes) and not bins[sizes[at]]:
+                    del bins[sizes.pop(at)]
+                if at == len(sizes):
                     starts[number] = tail
                     tail += size
                     if tail > top:
                         growth_bytes = -(-(tail - top) // page) * page
                         top += growth_bytes
                         growth.append((indices[place], growth_bytes))
+                    continue
+                block = sizes[at]
+                if block >= too_large:
+                    return False
+                starts[number] = start = bins[block].pop(0)
+                end = other_end.pop(start)
+                if block == size:
+                    del other_end[end]
+                    continue
+                start += size
+                size = block - size
             else:
-                start = starts[~number]  # type: ignore[assignment]
-                size = block_bytes[~number]
+                number = ~number
+                start = starts[number]  # type: ignore[assignment]
+                size = block_bytes[number]
                 end = start + size
-                if start in start_of:
-                    low = start_of.pop(start)
-                    del end_of[low]
-                    del keys[bisect_left(keys, (start - low) << SHIFT | low)]
-                    start = low
+                if start in other_end:
+                    low = other_end.pop(start)
+                    neighbours = bins[start - low]
+                    del neighbours[bisect_left(neighbours, low)]
+                    start, size = low, end - low
                 if end == tail:
                     tail = start
+                    other_end.pop(start, None)
                     continue
-                if end in end_of:
-                    high = end_of.pop(end)
-                    del keys[bisect_left(keys, (high - end) << SHIFT | end)]
-                    end = high
-                end_of[start] = end
-                start_of[end] = start
-                insort(keys, (end - start) << SHIFT | start)
+                if end in other_end:
+                    high = other_end.pop(end)
+                    neighbours = bins[high - end]
+                    del neighbours[bisect_left(neighbours, end)]
+                    end, size = high, high - start
+            other_end[start] = end
+            other_end[end] = start
+            fitting = bin_of(size)
+            if fitting is None:
+                bins[size] = [start]
+                insort(sizes, size)
+            else:
+                insort(fitting, start)
         free.tail = tail, top
     return True

@@ -8,11 +8,12 @@ are fixed; growing ones and options that give back in other ways are left to the
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from memest.replay.fast import MASK, SEGMENT_GAP, SHIFT, Placement, segment_rules
+from memest.replay.fast import SEGMENT_GAP, FreeBlocks, Placement, segment_rules
 from memest.replay.sizes import ROUND_LARGE
 
 __all__ = ["place_releasing"]
@@ -24,14 +25,12 @@ class _Pool:
 
     Attributes:
         rules: as :func:`memest.replay.fast.segment_rules` has them.
-        keys, end_of, start_of: the free blocks.
+        free: its free blocks.
         segments: bytes of each segment by its start.
     """
 
     rules: tuple[int, int, int]
-    keys: list[int] = field(default_factory=list)
-    end_of: dict[int, int] = field(default_factory=dict)
-    start_of: dict[int, int] = field(default_factory=dict)
+    free: FreeBlocks = field(default_factory=FreeBlocks)
     segments: dict[int, int] = field(default_factory=dict)
 
     def release(self) -> int:
@@ -39,11 +38,12 @@ class _Pool:
         whole = {
             start: nbytes
             for start, nbytes in self.segments.items()
-            if self.end_of.get(start) == start + nbytes
+            if self.free.other_end.get(start) == start + nbytes
         }
         for start, nbytes in whole.items():
-            del self.segments[start], self.end_of[start], self.start_of[start + nbytes]
-            del self.keys[bisect_left(self.keys, nbytes << SHIFT | start)]
+            del self.segments[start]
+            del self.free.other_end[start], self.free.other_end[start + nbytes]
+            self.free.bins[nbytes].remove(start)
         return sum(whole.values())
 
 
@@ -66,7 +66,7 @@ def place_releasing(
     *,
     empty_cache_at: Collection[int] = (),
     dispensable: Collection[int] = (),
-) -> Placement | None:
+) -> Placement:
     """Place every allocation, giving back whole free segments where that has to be.
 
     Args:
@@ -79,7 +79,7 @@ def place_releasing(
         dispensable: allocation numbers that the program goes on without.
 
     Returns:
-        The placement, up to where memory ran out if it did; None where addresses do not suffice.
+        The placement, up to where memory ran out if it did.
     """
     pools: dict[tuple[bool, int], _Pool] = {}
     starts: list[int | None] = [None] * len(rounded_sizes)
@@ -88,8 +88,8 @@ def place_releasing(
     block_bytes, growth = placement.block_bytes, placement.growth
     small_rules, large_rules = segment_rules(large_segment_size)
     empties = set(empty_cache_at)
-    limit = 1 << SHIFT if limit_bytes is None else limit_bytes
-    lowest, reserved = 1 << SHIFT, 0
+    limit = math.inf if limit_bytes is None else limit_bytes
+    lowest = reserved = 0
     for index, event in enumerate(events):
         if index in empties:
             reserved -= _release(pools.values(), growth, index, reserved)
@@ -101,12 +101,15 @@ def place_releasing(
             pool = pools.get((is_small, stream))
             if pool is None:
                 pool = pools[is_small, stream] = _Pool(small_rules if is_small else large_rules)
-            keys, (least, segment, own_from) = pool.keys, pool.rules
-            at = bisect_left(keys, size << SHIFT)
-            if at < len(keys):
-                start = keys.pop(at) & MASK
-                end = pool.end_of.pop(start)
-                del pool.start_of[end]
+            bins, sizes, other_end = pool.free.bins, pool.free.sizes, pool.free.other_end
+            least, segment, own_from = pool.rules
+            at = bisect_left(sizes, size)
+            while at < len(sizes) and not bins[sizes[at]]:
+                del bins[sizes.pop(at)]
+            if at < len(sizes):
+                start = bins[sizes[at]].pop(0)
+                end = other_end.pop(start)
+                del other_end[end]
             else:
                 if size >= own_from:
                     segment = -(-size // ROUND_LARGE) * ROUND_LARGE
@@ -119,8 +122,6 @@ def place_releasing(
                         placement.oom_index = index
                         break
                 start = lowest = lowest - segment - SEGMENT_GAP
-                if start < 0:
-                    return None
                 end = start + segment
                 pool.segments[start] = segment
                 reserved += segment
@@ -130,25 +131,26 @@ def place_releasing(
                 block_bytes[event] = end - start
                 continue
             block_bytes[event] = size
+            start += size
         else:
             freed = starts[~event]
             pool = homes[~event]
             if freed is None or pool is None:
                 continue
-            start, end, keys = freed, freed + block_bytes[~event], pool.keys
-            size = 0
-            if start in pool.start_of:
-                low = pool.start_of.pop(start)
-                del pool.end_of[low]
-                del keys[bisect_left(keys, (start - low) << SHIFT | low)]
+            start, end = freed, freed + block_bytes[~event]
+            bins, sizes, other_end = pool.free.bins, pool.free.sizes, pool.free.other_end
+            if start in other_end:
+                low = other_end.pop(start)
+                bins[start - low].remove(low)
                 start = low
-            if end in pool.end_of:
-                high = pool.end_of.pop(end)
-                del pool.start_of[high]
-                del keys[bisect_left(keys, (high - end) << SHIFT | end)]
+            if end in other_end:
+                high = other_end.pop(end)
+                bins[high - end].remove(end)
                 end = high
-        start += size
-        pool.end_of[start], pool.start_of[end] = end, start
-        insort(keys, (end - start) << SHIFT | start)
+        other_end[start], other_end[end] = end, start
+        if end - start not in bins:
+            bins[end - start] = []
+            insort(sizes, end - start)
+        insort(bins[end - start], start)
     placement.num_segments = sum(len(pool.segments) for pool in pools.values())
     return placement

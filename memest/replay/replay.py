@@ -20,11 +20,14 @@ from memest.replay.conf import AllocatorConf
 from memest.replay.fast import MAX_FAST_BYTES, Placement, place
 from memest.replay.releasing import place_releasing
 from memest.replay.sizes import NO_DIVISIONS, UNBOUNDED_RANGE, expandable_range, round_size
+from memest.replay.waves import Waves, waves_of
 
 if TYPE_CHECKING:
     from memest.replay.blocks import Block
 
 __all__ = ["Replay", "check_events", "peak_without", "replay", "replay_reference"]
+
+_WAVES = "the waves of the stream"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +118,7 @@ def replay(
     """
     conf = AllocatorConf() if conf is None else conf
     total_bytes = limit_bytes if total_bytes is None else total_bytes
-    if sizes and min(sizes) < 0:
+    if chains is None and sizes and min(sizes) < 0:
         check_events(events, sizes)
         worst = min(sizes)
         raise ReplayError(f"allocation number {sizes.index(worst)} has {worst} bytes; 0 is least")
@@ -132,7 +135,7 @@ def replay(
             dispensable,
         )
         if placement is not None:
-            return _summarize(events, sizes, placement, curve=curve, requested=requested)
+            return _summarize(events, sizes, placement, chains, curve=curve, requested=requested)
     return replay_reference(
         events,
         sizes,
@@ -191,12 +194,18 @@ def _place(
             return None
         share = int(conf.per_process_memory_fraction * total_bytes)
         limit_bytes = share if limit_bytes is None else min(limit_bytes, share)
+    kinds: Sequence[int] = range(len(sizes))
+    sizes_of_kinds = sizes
+    if chains is not None and chains.kinds:
+        kinds, sizes_of_kinds = chains.kinds, [sizes[number] for number in chains.examples]
     if conf.roundup_power2_divisions == NO_DIVISIONS:
-        rounded_sizes = [(size + 511) & -512 for size in sizes]
+        rounded = [(size + 511) & -512 for size in sizes_of_kinds]
     else:
         divisions = conf.roundup_power2_divisions
-        rounded_by_size = {size: round_size(size, divisions) if size else 0 for size in set(sizes)}
-        rounded_sizes = [rounded_by_size[size] for size in sizes]
+        rounded_by_size = {
+            size: round_size(size, divisions) if size else 0 for size in set(sizes_of_kinds)
+        }
+        rounded = [rounded_by_size[size] for size in sizes_of_kinds]
     gives_back = not conf.expandable_segments and (limit_bytes is not None or bool(empty_cache_at))
     # Every event of a valid stream is different from all others; this catches a second
     # allocation or free of the same number, and the loops stumble over a free that comes first,
@@ -207,7 +216,7 @@ def _place(
     if gives_back:
         return place_releasing(
             events,
-            rounded_sizes,
+            list(map(rounded.__getitem__, kinds)),
             limit_bytes,
             large,
             streams,
@@ -220,7 +229,7 @@ def _place(
         span = UNBOUNDED_RANGE if total_bytes is None else expandable_range(total_bytes)
         limit = limit if total_bytes is None else min(limit, total_bytes)
     try:
-        return place(events, rounded_sizes, limit, large, chains, streams, range_bytes=span)
+        return place(events, rounded, kinds, limit, large, chains, streams, range_bytes=span)
     except (TypeError, IndexError):
         check_events(events, sizes)
         raise
@@ -230,15 +239,25 @@ def _summarize(
     events: Sequence[int],
     sizes: Sequence[int],
     placement: Placement,
+    chains: Chains | None,
     *,
     curve: bool,
-    requested: bool = True,
+    requested: bool,
 ) -> Replay:
     """Peaks and curves from the sizes handed out, in passes that run at the speed of C."""
     if placement.oom_index is not None:
         events = events[: placement.oom_index + 1]
-    allocated = _running_sum(events, placement.block_bytes)
-    peak = max(allocated, default=0)
+    allocated: list[int] = []
+    rounded = placement.rounded
+    waves = None
+    if chains is not None and rounded and all(rounded) and not curve:
+        waves = _waves(events, chains)
+    if waves is not None:
+        peak, peak_index, final = waves.peak(rounded, placement.odd)
+    else:
+        allocated = _running_sum(events, placement.block_bytes)
+        peak, final = max(allocated, default=0), allocated[-1] if allocated else 0
+        peak_index = allocated.index(peak) if allocated else 0
     growth = placement.growth
     reserved = max((nbytes for _, nbytes in growth), default=0)
     requests = sizes
@@ -254,11 +273,11 @@ def _summarize(
             reserved_curve.extend(array("q", [value]) * (following - index))
     return Replay(
         peak_allocated_bytes=peak,
-        peak_allocated_index=allocated.index(peak) if allocated else 0,
+        peak_allocated_index=peak_index,
         peak_reserved_bytes=reserved,
         peak_reserved_index=next((index for index, nbytes in growth if nbytes == reserved), 0),
         peak_requested_bytes=max(_running_sum(events, requests), default=0) if requested else None,
-        final_allocated_bytes=allocated[-1] if allocated else 0,
+        final_allocated_bytes=final,
         final_reserved_bytes=growth[-1][1] if growth else 0,
         num_alloc_retries=placement.num_retries,
         num_ooms=int(placement.oom_index is not None),
@@ -268,6 +287,18 @@ def _summarize(
         allocated_curve=array("q", allocated) if curve else None,
         reserved_curve=reserved_curve,
     )
+
+
+def _waves(events: Sequence[int], chains: Chains) -> Waves | None:
+    """The waves of a stream that is replayed again: to find them takes as long as four sums."""
+    memo = chains.memo
+    if not chains.kinds or _WAVES not in memo:
+        memo[_WAVES] = None
+        return None
+    waves: Waves | None = memo[_WAVES]
+    if waves is None:
+        waves = memo[_WAVES] = waves_of(events, chains.kinds)
+    return waves
 
 
 def peak_without(result: Replay, events: Sequence[int], numbers: Collection[int]) -> int:
