@@ -10,7 +10,13 @@ from memest.report.result import GpuFit, Verdict
 
 
 def fit(name: str, usable: int, verdict: Verdict = Verdict.FITS) -> GpuFit:
-    return GpuFit(find_gpu(name).name, usable, verdict, usable - 1, 1)
+    return GpuFit(
+        name=find_gpu(name).name,
+        usable_bytes=usable,
+        verdict=verdict,
+        headroom_bytes=usable - 1,
+        device_bytes=1,
+    )
 
 
 COMMON = (fit("rtx-3060", 12), fit("t4", 16))
