@@ -85,6 +85,16 @@ _WORDS = {
     "cp": "context parallel:",
     "pp": "pipeline:",
     "sdpa": "SDPA",
+    "kl": "KL",
+    "liger": "Liger",
+    "neftune": "NEFTune",
+    "param": "parameters",
+    "ref": "reference",
+    "num": "number of",
+    "eval": "evaluation",
+    "len": "length",
+    "args": "arguments",
+    "optim": "optimizer",
 }
 
 

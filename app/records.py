@@ -9,12 +9,14 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
+from itertools import chain, combinations
 from pathlib import Path
 
 import streamlit as st
 
 from memest.app.uploads import MAX_EXPORT_BYTES, temporary
 from memest.calibration.exchange import read_measurements
+from memest.calibration.fitting.fit import dataset_digest
 from memest.calibration.fitting.prediction import Pair, pair
 from memest.calibration.fitting.report import report_blocks
 from memest.calibration.measurement import Measurement
@@ -33,6 +35,7 @@ __all__ = [
     "pairs_of",
     "read_upload",
     "report_of",
+    "runs_of",
     "sources",
 ]
 
@@ -98,6 +101,26 @@ def _read(path: Path, name: str) -> Read:
             raise ConfigError(str(error).replace(str(path), name)) from None
     with MeasurementStore(path, create=False) as store:
         return store.measurements(), []
+
+
+def runs_of(dataset: str) -> tuple[Measurement, ...]:
+    """The measurements that a profile was fitted to; none where they are not on this machine.
+
+    Args:
+        dataset: digest of them, as the profile has it.
+    """
+    stamps = tuple((path, path.stat().st_mtime_ns) for path in sources().values())
+    return _runs_of(dataset, stamps)
+
+
+@st.cache_resource(show_spinner=False, max_entries=8)
+def _runs_of(dataset: str, stamps: tuple[tuple[Path, int], ...]) -> tuple[Measurement, ...]:
+    runs = [measurements(path)[0] for path, _ in stamps]
+    # a profile may be of two exports, those of cards of one kind
+    for some in chain(combinations(runs, 1), combinations(runs, 2)):
+        if dataset_digest(chain(*some)) == dataset:
+            return tuple(chain(*some))
+    return ()
 
 
 def pairs_of(runs: tuple[Measurement, ...], progress: Progress | None = None) -> tuple[Pair, ...]:

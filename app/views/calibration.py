@@ -24,6 +24,7 @@ from memest.app.records import (
     measurements,
     pairs_of,
     read_upload,
+    runs_of,
     sources,
 )
 from memest.app.uploads import MAX_EXPORT_BYTES, calibration_files, calibration_name
@@ -105,7 +106,13 @@ def _story(question: ExplorerQuestion) -> None:
     answer = waiting.attempt(partial(answers.estimate, question), f"Working out {question.model}")
     if answer is not None and answer.calibration is not None:
         st.markdown("##### What it does to this question")
-        calibration_tab(answer)
+        calibration_tab(answer, with_coverage=False)
+        path = Path(answer.calibration.path)
+        applied = waiting.attempt(partial(read_calibration, path), "Reading the profile")
+        if applied is not None:
+            st.markdown(f"##### {plain(calibration_name(path))}")
+            draw_calibration(applied)
+            _its_runs(applied)
         return
     gpu = gpu_label(question.gpus[0]) if question.gpus else "this machine's GPU"
     st.markdown(f"##### No profile of {plain(gpu)} is on this machine")
@@ -172,6 +179,34 @@ def _existing() -> None:
         st.error(plain(str(error).replace(str(profile_path), profile_path.name)))
         return
     draw_calibration(calibration)
+    _its_runs(calibration)
+
+
+def _its_runs(calibration: Calibration) -> None:
+    """Each run that a profile was fitted to around 1.0, predicted when it is asked for."""
+    dataset = calibration.provenance.dataset_sha256
+    runs = () if os.environ.get(KNOWN_ALONE) else runs_of(dataset)
+    if not runs:
+        return
+    if st.button(
+        "Each run around 1.0",
+        key="its_runs",
+        icon=":material/scatter_plot:",
+        help="Predicts them anew, which takes minutes the first time.",
+    ):
+        work = partial(_evaluate_runs, runs)
+        found = waiting.attempt(work, "Predicting its runs", stop="runs_stopped")
+        st.session_state.ratios = dataset, found
+    if st.session_state.pop("runs_stopped", False):
+        st.info("It was stopped.", icon=":material/stop_circle:")
+    of, evaluations = st.session_state.get("ratios", ("", None))
+    if of == dataset and evaluations is not None:
+        title = f"Measured on {', '.join(calibration.provenance.gpus)}"
+        _draw_ratios(evaluations, title, "runs_chart")
+
+
+def _evaluate_runs(runs: tuple[Measurement, ...]) -> tuple[Evaluation, ...]:
+    return evaluate(pairs_of(runs, waiting.say))
 
 
 def draw_calibration(calibration: Calibration) -> None:

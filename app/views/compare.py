@@ -16,6 +16,7 @@ from memest.app.question import ExplorerQuestion
 from memest.app.widgets import download
 from memest.app.words import plain
 from memest.report.findings import Comparison, Scenario
+from memest.report.result import Estimate
 from memest.report.words import batch_count
 from memest.units import format_delta, format_size
 
@@ -105,8 +106,16 @@ def _row(scenario: Scenario, first: Scenario) -> dict[str, str]:
         "reserved": format_size(answer.peak.reserved_bytes),
         "device": format_size(answer.peak.device_bytes),
         "change": "" if scenario is first else format_delta(delta),
-        "largest batch": "" if answer.max_batch is None else batch_count(answer.max_batch),
+        "largest batch": _largest(answer),
         "time of a sample": ""
         if scenario.relative_time is None
         else f"{scenario.relative_time:.2f} ×",
     }
+
+
+def _largest(answer: Estimate) -> str:
+    """The largest batch, and how much of it is safe, as the other pages have both."""
+    if answer.max_batch is None:
+        return ""
+    words, safe = batch_count(answer.max_batch), answer.safe_batch
+    return words if safe in (None, answer.max_batch) else f"{words}, {safe or 'none'} safe"

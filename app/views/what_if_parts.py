@@ -197,8 +197,13 @@ def _zoom(key: str) -> None:
         set_page_value("zoom", parts[0]["path"])
 
 
-def calibration_tab(answer: Estimate) -> None:
-    """What a calibration changed, part by part, and how right it is."""
+def calibration_tab(answer: Estimate, *, with_coverage: bool = True) -> None:
+    """What a calibration changed, part by part, and how right it is.
+
+    Args:
+        answer: to the question.
+        with_coverage: whether to say how many runs lay in their ranges; not beside the profile.
+    """
     facts = answer.calibration
     if facts is None:
         st.caption(
@@ -240,7 +245,7 @@ def calibration_tab(answer: Estimate) -> None:
         alt="Correction: "
         + ", ".join(f"{n} {format_size(raw)} to {format_size(size)}" for n, raw, _, size in rows),
     )
-    if facts.coverage is not None:
+    if with_coverage and facts.coverage is not None:
         st.caption(
             f"{facts.coverage:.0%} of the runs of models left out of the fit lay in the range made "
             "without them."

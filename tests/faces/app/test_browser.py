@@ -296,7 +296,7 @@ STATES = (
     "?gpu=t4&batch=64&tab=Timeline",
     "?model=no-such-model&batch=-5&tab=none",
     "?model=bert-large-uncased&gpu=t4&seq_len=1024",
-    "calibration?do=Profiles",
+    "calibration?model=bert-large-uncased&gpu=h100",
     "calibration?do=Measure",
     "calibration?do=Fit+a+profile",
 )

@@ -80,9 +80,8 @@ def test_compare_shows_what_each_row_buys(open_page: Open) -> None:
     found = memest.compare(
         "bert-large-uncased", ["fp16", "batch=4 checkpointing=full"], gpu="rtx-4090"
     )
-    assert [int(batch) for batch in table["largest batch"]] == [
-        s.estimate.max_batch for s in found.scenarios
-    ]
+    largest = [(s.estimate.max_batch, s.estimate.safe_batch) for s in found.scenarios]
+    assert list(table["largest batch"]) == [f"{most}, {safe} safe" for most, safe in largest]
     app.text_input(key="vs").set_value("bach=4").run()
     assert "bach" in app.error[0].value
     app.text_input(key="vs").set_value("").run()

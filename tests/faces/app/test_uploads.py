@@ -20,7 +20,8 @@ from memest.app.uploads import (
     temporary,
 )
 from memest.catalog.models import lookup
-from memest.errors import ConfigError, MemestError
+from memest.errors import ConfigError, MemestError, ModelLoadError
+from memest.estimation.calibration_files import read_calibration
 from memest.estimation.gpu_target import calibration_folders
 from memest.files.folders import data_folder
 from support.app_page import Open, command, metrics, texts, verdict
@@ -204,7 +205,9 @@ def test_a_profile_is_shown_part_by_part(open_page: Open) -> None:
     assert "92% of the runs of models left out of the fit" in texts(app)
     badge = app.button(key="calibrated")
     assert badge.label.startswith("Calibrated on RTX 4090: ")
-    assert "What it does to this question" in texts(open_page("calibration"))
+    story = open_page("calibration")
+    assert "What it does to this question" in texts(story)
+    assert metrics(story)["Inside their range"] == "92%"
     assert "before the calibration corrects" in texts(open_page(tab="Timeline"))
     assert "as the calibration corrects it" in texts(open_page("how-it-works"))
     tables = [frame.value for frame in app.dataframe if "raw" in frame.value]
@@ -381,3 +384,12 @@ def test_no_folder_of_the_server_is_told_of_a_file_without_measurements(tmp_path
     path.write_text('{"gpu": "T4"}\n', encoding="utf-8")
     with pytest.raises(ConfigError, match=r"^kernels\.jsonl holds no measurement"):
         records.measurements(path)
+
+
+def test_a_profile_finds_the_runs_that_it_was_fitted_to() -> None:
+    if not (data_folder() / "measurements").is_dir():
+        pytest.skip("the package comes without them")
+    profile = read_calibration(calibration_folders()[1] / "nvidia-hopper-torch-2.11.json")
+    runs = records.runs_of(profile.provenance.dataset_sha256)
+    assert {run.environment.gpu for run in runs if run.environment} == set(profile.provenance.gpus)
+    assert records.runs_of("of others") == ()
