@@ -187,15 +187,17 @@ def _pools(
             [bytes(map(and_, inside, own)) if own else inside for own in owners]
             for inside in (small, large)
         ]
-        parts = [[(mask, _partition(events, mask, chains)) for mask in pools] for pools in masks]
+        numbers = range(len(rounded_sizes))
+        parts = [
+            [(list(compress(numbers, mask)), _partition(events, mask, chains)) for mask in pools]
+            for pools in masks
+        ]
         if chains is not None:
             _remember(chains, key, parts)
     copies = () if chains is None else chains.chains
+    size_of = rounded_sizes.__getitem__
     smalls, larges = (
-        [
-            _Pool(*partition, copies, tuple(compress(rounded_sizes, mask)))
-            for mask, partition in pools
-        ]
+        [_Pool(*partition, copies, tuple(map(size_of, members))) for members, partition in pools]
         for pools in parts
     )
     return smalls, larges
