@@ -197,7 +197,10 @@ def _pools(
     copies = () if chains is None else chains.chains
     size_of = rounded_sizes.__getitem__
     smalls, larges = (
-        [_Pool(*partition, copies, tuple(map(size_of, members))) for members, partition in pools]
+        [
+            _Pool(own_events, indices, copies, tuple(map(size_of, members)))
+            for members, (own_events, indices) in pools
+        ]
         for pools in parts
     )
     return smalls, larges
@@ -212,8 +215,8 @@ def _partition(
     events: Sequence[int], inside: bytes, chains: Chains | None
 ) -> tuple[list[int], list[int]]:
     """The events whose number is inside, and their indices."""
-    known = None if chains is None else chains.memo.get(inside)
-    if known is not None:
+    if chains is not None and inside in chains.memo:
+        known: tuple[list[int], list[int]] = chains.memo[inside]
         return known
     # Python reads an event -1-v, a free, as the v-th entry from the end
     table = inside + inside[::-1]
