@@ -292,9 +292,12 @@ OF_MODULES = frozenset(
 """Cues whose ``index`` is a module's."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cue:
     """A place between two events at which wrappers of a model act: DDP, FSDP, ZeRO.
+
+    Nobody changes one; it is not frozen, because there are as many as operators, and a frozen one
+    takes five times as long to make.
 
     Attributes:
         position: index of the first event behind it.

@@ -88,7 +88,7 @@ def run(argv: Sequence[str] | None = None) -> int:
             reconfigure(errors="backslashreplace")
     # torch and transformers are a million objects, and looking through them for cycles takes longer
     # than a trace; this process ends soon
-    gc.set_threshold(200_000, 50, 1000)
+    gc.set_threshold(2_000_000, 50, 1000)
     # nor at the end of the process, where Python looks through all of them several times
     atexit.unregister(gc.freeze)
     atexit.register(gc.freeze)

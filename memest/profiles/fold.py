@@ -348,11 +348,11 @@ class _Unfolding:
     def _write_events(self, out: Trace, num_events: int | None) -> None:
         shallow, transcript = self._shallow, self._transcript
         # names of this function's own: the loop runs for each event of all layers
-        out.events = events = array("q")
-        out.sizes, out.categories = sizes, categories = [], bytearray()
-        out.modules, out.ops = modules, ops = array("l"), array("l")
-        out.call_of_site, out.site_modules = calls, call_modules = array("l"), array("l")
-        out.cues, out.seams = cues, seams = [], []
+        events = out.events = array("q")
+        sizes, categories = out.sizes, out.categories = list[int](), bytearray()
+        modules, ops = out.modules, out.ops = array("l"), array("l")
+        calls, call_modules = out.call_of_site, out.site_modules = array("l"), array("l")
+        cues, seams = out.cues, out.seams = list[Cue](), list[Seam]()
         rows, seam_kind = transcript.rows, transcript.SEAM
         first, numbers = transcript.listing(transcript.EVENTS), self._numbers()
         for segment, start in enumerate(transcript.first_rows):

@@ -65,9 +65,9 @@ Shape = tuple[tuple[Workspace, ...], ...]
 """The workspaces of every call, with 1 in place of their sizes, 0 for those not needed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PlacedCue:
-    """A cue in a course: see :class:`memest.events.Cue`.
+    """A cue in a course: see :class:`memest.events.Cue`, and why it is not frozen.
 
     Attributes:
         position: index of the first event behind it.

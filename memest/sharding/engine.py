@@ -228,10 +228,10 @@ def rewrite(stream: Stream, to: Rewriter, wrapper: Wrapper) -> RankStream:
 
 
 def _copy(events: Sequence[int], to: Rewriter, wrapper: Wrapper) -> None:
+    allocates, frees, copy = wrapper.allocates, wrapper.frees, to.out.events.append
     for event in events:
-        keep = wrapper.allocates(event) if event >= 0 else wrapper.frees(~event)
-        if keep:
-            to.copy(event)
+        if allocates(event) if event >= 0 else frees(~event):
+            copy(event)
 
 
 def _stops(stream: Stream) -> list[tuple[int, Mark | None, PlacedCue | None]]:
