@@ -248,7 +248,8 @@ def _remember(chains: Chains | None, key: object, value: object) -> None:
         return
     memories = chains.memo.setdefault(_PLACED, {})
     if len(memories) >= _MEMORIES:
-        memories.pop(next(iter(memories)))
+        oldest, *_ = memories  # at once: other threads may remember, too
+        memories.pop(oldest, None)
     memories[key] = value
 
 
