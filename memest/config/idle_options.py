@@ -97,7 +97,8 @@ _ROWS = (
         stops=True,
     ),
     Idle(
-        lambda s, _: s.method is Method.KTO and s.batch == 1,
+        # a loss that needs no divergence is among what is overpriced (apo_zero_unpaired)
+        lambda s, _: s.method is Method.KTO and s.batch == 1 and not s.overpriced,
         "--batch 1 with --method kto: TRL stops, because its divergence is that of an answer and "
         "another one of the batch. Write --batch 2",
         stops=True,

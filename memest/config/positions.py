@@ -149,9 +149,9 @@ def check_length(option: str, length: float | None, limit: float | None, what: s
         ConfigError: it is longer than the limit.
     """
     if length is not None and limit and length > limit:
+        asked, most = f"{length:.15g}", f"{limit:.15g}"  # six digits would be rounded to
         raise ConfigError(
-            f"--{option} {length:g} is longer than the {limit:g} {what}. Use --{option} {limit:g} "
-            "or less."
+            f"--{option} {asked} is longer than the {most} {what}. Use --{option} {most} or less."
         )
 
 

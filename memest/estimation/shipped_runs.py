@@ -183,16 +183,16 @@ class _Box:
             is_sound = name == "audio_ms"
             flag = "--audio-seconds" if is_sound else find_option(name).flags[0]
             unit = 1000 if is_sound else 1
-            words = f"{flag} {size / unit:g}"
+            words = f"{flag} {size / unit:.15g}"
             if low == high != size:
-                yield f"{words} is not {low / unit:g}"
+                yield f"{words} is not {low / unit:.15g}"
             elif size < low:
-                yield f"{words} is below {low / unit:g}"
+                yield f"{words} is below {low / unit:.15g}"
             elif size > high:
-                yield f"{words} is above {high / unit:g}"
+                yield f"{words} is above {high / unit:.15g}"
             elif step > 1 and (size - low) % step:
                 before = size - (size - low) % step
-                yield f"{words} is between {before:g} and {before + step:g}"
+                yield f"{words} is between {before:.15g} and {before + step:.15g}"
         target = asked.get("target_len") if self.tied else None
         if target not in (None, asked.get("seq_len")):
             yield f"--target-len {target} is not the length of the source"

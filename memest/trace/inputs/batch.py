@@ -183,14 +183,14 @@ def _ignored_size_notes(
     notes = []
     for name in SIZES:
         value, batch_value = getattr(setup, name), getattr(sizes, name)
-        flag = f"--{name.replace('_', '-')} {value:g}" if value is not None else ""
+        flag = f"--{name.replace('_', '-')} {value:.15g}" if value is not None else ""
         if value is not None and batch_value is None:
             notes.append(f"{flag} has no effect on this model's inputs")
         elif value is not None and batch_value != value:
             if follows(name, value, batch_value):
-                notes.append(f"{flag} is taken as {batch_value:g}, what this model makes of it")
+                notes.append(f"{flag} is taken as {batch_value:.15g}, what this model makes of it")
             else:
-                notes.append(f"{flag} has no effect: this model always takes {batch_value:g}")
+                notes.append(f"{flag} has no effect: this model always takes {batch_value:.15g}")
     return tuple(notes)
 
 

@@ -104,7 +104,7 @@ class ExampleBatch:
             ("audio_seconds", setup.audio_seconds),
         ):
             if value is not None:
-                flag = f"--{name.replace('_', '-')} {value:g}"
+                flag = f"--{name.replace('_', '-')} {value:.15g}"
                 notes.append(f"{flag} has no effect on the inputs that were given")
         return SizeAnswer(batch_sizes, tuple(notes))
 

@@ -30,12 +30,12 @@ def test_broken_files(cli, tmp_path):
     (tmp_path / "broken.json").write_text('{"model_type": "bert",')
     check(cli("estimate", str(tmp_path / "broken.json")), 2, "not valid JSON", "line 1")
     (tmp_path / "list.json").write_text("[1, 2]")
-    check(cli("estimate", str(tmp_path / "list.json")), 1, "array")
+    check(cli("estimate", str(tmp_path / "list.json")), 2, "array")
     (tmp_path / "none.json").write_text("{}")
-    check(cli("estimate", str(tmp_path / "none.json")), 1, "model_type")
+    check(cli("estimate", str(tmp_path / "none.json")), 2, "model_type")
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00\x80")
-    check(cli("estimate", str(tmp_path / "bytes.json")), 1)
-    check(cli("estimate", str(tmp_path)), 1, "config.json")
+    check(cli("estimate", str(tmp_path / "bytes.json")), 2)
+    check(cli("estimate", str(tmp_path)), 2, "config.json")
 
 
 def test_unreachable_hub(process):

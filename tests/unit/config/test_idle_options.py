@@ -69,6 +69,7 @@ def test_what_has_no_effect_is_said_once(options, words):
         {"eval_batch": 4, "eval_samples": 8, "eval_accumulation_steps": 2},
         {"padded": True},
         {"method": "kto", "batch": 2},
+        {"method": "kto", "batch": 1, "overpriced": ("loss_type apo_zero_unpaired",)},
         {"zero": 3, "num_gpus": 2},
         {"fsdp": "full_shard", "num_gpus": 2},
         {**FULL, **FSDP2, "with_": "resume"},

@@ -344,6 +344,9 @@ def test_what_a_file_does_not_tell_is_left_to_the_model():
     with pytest.raises(ConfigError, match="the 64 positions"):
         check_lengths(bert, head, long)
     check_lengths(bert, head, Setup(seq_len=64))
+    many = {**bert, "max_position_embeddings": 1_048_576}
+    with pytest.raises(ConfigError, match=r"4000000 is longer than the 1048576 .* 1048576 or less"):
+        check_lengths(many, head, Setup(seq_len=4_000_000))
     check_lengths({**bert, "model_type": "t5"}, head, long)  # relative positions
     check_lengths({"vocab_size": 100, "max_position_embeddings": 64}, head, long)
     check_lengths({**bert, "vision_config": {}}, head, long)
