@@ -33,6 +33,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from memest.trace.cuda.devices import trace_device
 from memest.trace.cuda.inductor_code import Code
 from memest.trace.cuda.patching import patch_attributes
+from memest.trace.cuda.quick_compile import quick_trees, without_logs
 from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["inductor_without_gpu"]
@@ -93,7 +94,9 @@ def inductor_without_gpu(
         compile_fx.view_to_reshape(gm)
         _relabel(gm, _META, _CUDA)
         inputs = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
-        return original_compile(gm, inputs, **options)
+        # here alone are fake CUDA tensors; a look at each operator's arguments is not free
+        with patch_attributes((FakeTensorMode, "dispatch", on_meta)), quick_trees():
+            return original_compile(gm, inputs, **options)
 
     def to_module(graph: Any) -> Any:
         wrapper, _ = graph.codegen()
@@ -103,9 +106,11 @@ def inductor_without_gpu(
 
     def backend(gm: Any, example_inputs: Any) -> Any:
         _name_meta(gm)
-        return compile_fx.compile_fx(gm, example_inputs, inner_compile=compile_inner)
+        with quick_trees():
+            return compile_fx.compile_fx(gm, example_inputs, inner_compile=compile_inner)
 
     scatter = reinplace._inplace_generalized_scatter
+    on_meta = _dispatch_on_meta(FakeTensorMode.dispatch)
     changes = (
         (compile_fx, "_recursive_joint_graph_passes", joint_passes),
         (compile_fx, "fake_tensor_prop", _values_are_there),
@@ -113,12 +118,12 @@ def inductor_without_gpu(
         (GraphLowering, "compile_to_module", to_module),
         (reinplace, "_inplace_generalized_scatter", _on_meta(scatter)),
         (partitioners, "functionalize_rng_ops", _without_rng_states),
-        (FakeTensorMode, "dispatch", _dispatch_on_meta(FakeTensorMode.dispatch)),
     )
     with (
         _device(gpu),
         _composites_differentiable(),
         patch_attributes(*changes),
+        without_logs(),
         # code that was written for another GPU must not be found, nor ours by others
         config.patch(force_disable_caches=True),
         warnings.catch_warnings(),
