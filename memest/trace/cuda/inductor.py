@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from memest.trace.cuda.devices import trace_device
 from memest.trace.cuda.inductor_code import Code
 from memest.trace.cuda.patching import patch_attributes
-from memest.trace.cuda.quick_compile import quick_trees, without_logs
+from memest.trace.cuda.quick_compile import made_once, quick_trees, without_logs
 from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["inductor_without_gpu"]
@@ -124,6 +124,7 @@ def inductor_without_gpu(
         _composites_differentiable(),
         patch_attributes(*changes),
         without_logs(),
+        made_once(),
         # code that was written for another GPU must not be found, nor ours by others
         config.patch(force_disable_caches=True),
         warnings.catch_warnings(),
@@ -188,10 +189,13 @@ def _relabel(
         Names of the nodes that were on the target's type before.
     """
     target_nodes = set()
+    moved: list[Any] = []
 
     def device(value: Any) -> Any:
-        same = isinstance(value, torch.device) and value.type == source.type
-        return target if same else value
+        if not isinstance(value, torch.device) or value.type != source.type:
+            return value
+        moved.append(value)
+        return target
 
     def move(value: Any) -> Any:
         return _move_fake(value, source, target)
@@ -202,8 +206,10 @@ def _relabel(
             target_nodes.add(node.name)
         if node.name in skip:
             continue
-        node.args = map_aggregate(node.args, device)
-        node.kwargs = map_aggregate(node.kwargs, device)
+        moved.clear()
+        args, kwargs = map_aggregate(node.args, device), map_aggregate(node.kwargs, device)
+        if moved:  # to set them, changed or not, goes through all nodes that they name
+            node.args, node.kwargs = args, kwargs
         for key in ("val", "example_value", "eager_input_vals"):
             if key in node.meta:
                 node.meta[key] = tree_map(move, node.meta[key])

@@ -1,12 +1,13 @@
 """What PyTorch's compilers do that changes no graph, left out or done sooner.
 
 A compilation is Python from end to end. A tenth of it takes apart arguments (``pytree``), anew for
-each node and each operator; a twentieth writes graphs out for logs that nobody keeps. Neither
-decides anything of what is compiled.
+each node and each operator; a twentieth writes graphs out for logs that nobody keeps; a twentieth
+looks up settings and makes anew what is always the same. None of it decides what is compiled.
 
 Source: torch 2.13, ``utils/_pytree.py`` (``tree_iter``, ``tree_flatten``, ``TreeSpec.unflatten``),
-``fx/graph_module.py`` (``print_readable``), ``_inductor/pattern_matcher.py``
-(``_should_debug_node``), ``_inductor/codegen/triton.py`` (``codegen_comment``).
+``utils/_config_module.py`` (``ConfigModule.__getattr__``), ``fx/graph_module.py``
+(``print_readable``), ``_inductor/pattern_matcher.py`` (``_should_debug_node``),
+``_inductor/codegen/triton.py`` (``codegen_comment``), ``_inductor/dtype_propagation.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from memest.trace.cuda.patching import patch_attributes
 
-__all__ = ["quick_trees", "without_logs"]
+__all__ = ["made_once", "quick_trees", "without_logs"]
 
 
 def without_logs() -> AbstractContextManager[None]:
@@ -32,6 +33,38 @@ def without_logs() -> AbstractContextManager[None]:
         (torch.fx.GraphModule, "print_readable", lambda *_, **__: ""),
         (pattern_matcher, "_should_debug_node", lambda _: False),
         (TritonScheduling, "codegen_comment", lambda *_, **__: None),
+    )
+
+
+def made_once() -> AbstractContextManager[None]:
+    """Settings are read without detours, and the one table of dtypes is filled once, not anew.
+
+    ``DtypePropagationOpsHandler()`` always gives the same object, and fills it each time.
+    """
+    from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
+    from torch.utils import _config_module as configs
+
+    DtypePropagationOpsHandler()
+    unset, immutable = configs._UNSET_SENTINEL, configs._IMMUTABLE_CONFIG_TYPES
+    look_up = configs.ConfigModule.__getattr__
+
+    def get(config: Any, name: str) -> Any:
+        entry = config._config.get(name)
+        if entry is None or entry.hide or entry.deprecated or entry.alias is not None:
+            return look_up(config, name)
+        if entry.env_value_force is unset:
+            value = entry.user_override.get()
+            if value is not unset:
+                return value
+            if entry.env_value_default is unset and entry.justknob is None:
+                value = entry.default
+                if isinstance(value, immutable):
+                    return value
+        return look_up(config, name)
+
+    return patch_attributes(
+        (configs.ConfigModule, "__getattr__", get),
+        (DtypePropagationOpsHandler, "__init__", lambda _: None),
     )
 
 
