@@ -30,6 +30,7 @@ import torch
 from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves, tree_map
 
+from memest.trace.cuda.beside import Beside
 from memest.trace.cuda.devices import trace_device
 from memest.trace.cuda.inductor_code import Code
 from memest.trace.cuda.patching import patch_attributes
@@ -73,10 +74,12 @@ def inductor_without_gpu(
     import torch._functorch.partitioners as partitioners
     import torch._inductor.compile_fx as compile_fx
     import torch._inductor.fx_passes.reinplace as reinplace
+    from torch._functorch import config as functorch_config
     from torch._inductor import config
     from torch._inductor.graph import GraphLowering
     from torch._subclasses import FakeTensorMode
 
+    second = Beside()
     original_passes = compile_fx._recursive_joint_graph_passes
     original_compile = compile_fx.compile_fx_inner
 
@@ -99,14 +102,20 @@ def inductor_without_gpu(
             return original_compile(gm, inputs, **options)
 
     def to_module(graph: Any) -> Any:
-        wrapper, _ = graph.codegen()
-        code = Code(wrapper.value, {**graph.constants, **graph.torchbind_constants})
+        source = None
+        if graph.is_backward:
+            source = second.backward_code(graph)
+        elif second.begin(graph):
+            return types.SimpleNamespace(call=_not_run)
+        if source is None:
+            source = graph.codegen()[0].value
+        code = Code(source, {**graph.constants, **graph.torchbind_constants})
         on_code(code)
         return code
 
     def backend(gm: Any, example_inputs: Any) -> Any:
         _name_meta(gm)
-        with quick_trees():
+        with quick_trees(), second.at_work():
             return compile_fx.compile_fx(gm, example_inputs, inner_compile=compile_inner)
 
     scatter = reinplace._inplace_generalized_scatter
@@ -127,10 +136,16 @@ def inductor_without_gpu(
         made_once(),
         # code that was written for another GPU must not be found, nor ours by others
         config.patch(force_disable_caches=True),
+        # the backward graph at once, not when backward begins: the second process gets no further
+        functorch_config.patch(force_non_lazy_backward_lowering=True),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
         yield backend
+
+
+def _not_run(_: list[Any]) -> Any:
+    raise AssertionError("the second process of a compilation runs no graph")
 
 
 def _name_meta(gm: Any) -> None:
