@@ -37,14 +37,22 @@ def without_logs() -> AbstractContextManager[None]:
 
 
 def made_once() -> AbstractContextManager[None]:
-    """Settings are read without detours, and the one table of dtypes is filled once, not anew.
+    """Settings are read without detours, and the one table of dtypes is filled once.
 
-    ``DtypePropagationOpsHandler()`` always gives the same object, and fills it each time.
+    ``DtypePropagationOpsHandler()`` always gives the same object, and fills it anew each time.
     """
     from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
+    from torch._inductor.utils import op_dtype_propagation_rules
     from torch.utils import _config_module as configs
 
-    DtypePropagationOpsHandler()
+    fill, filled = DtypePropagationOpsHandler.__init__, 0
+
+    def fill_once(handler: Any) -> None:
+        nonlocal filled
+        if filled != (rules := len(op_dtype_propagation_rules)):  # lowerings register theirs
+            filled = rules
+            fill(handler)
+
     unset, immutable = configs._UNSET_SENTINEL, configs._IMMUTABLE_CONFIG_TYPES
     look_up = configs.ConfigModule.__getattr__
 
@@ -64,7 +72,7 @@ def made_once() -> AbstractContextManager[None]:
 
     return patch_attributes(
         (configs.ConfigModule, "__getattr__", get),
-        (DtypePropagationOpsHandler, "__init__", lambda _: None),
+        (DtypePropagationOpsHandler, "__init__", fill_once),
     )
 
 
