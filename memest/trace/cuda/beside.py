@@ -16,10 +16,14 @@ import sys
 import time
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
+
+from memest.trace.cuda.patching import patch_attributes
+from memest.trace.cuda.quick_compile import is_known
 
 __all__ = ["Beside"]
 
@@ -53,20 +57,44 @@ class Beside:
     def __init__(self, cores: int | None = None) -> None:
         self._cores = _cores() if cores is None else cores
         self._pid = 0
+        self._graph_id: int | None = None
         self._to_first: Connection | None = None
         self._from_second: Connection | None = None
         self._began = 0.0
         self.taken = 0
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Around the compilation of one forward graph and its backward graph."""
+    def may_work(self) -> Iterator[None]:
+        """For the time of a run's compilations; what is left of the second process ends with it."""
+        change: AbstractContextManager[None] = nullcontext()
+        if self._cores > 1:
+            from torch._functorch._aot_autograd import graph_compile
+
+            stage = graph_compile._aot_stage2b_bw_compile
+
+            def compile_backward(*args: Any) -> Any:
+                """At once in the second process, which gets no further; else when it begins."""
+                if self._to_first is not None:
+                    *before, options, compiler = args
+                    options = replace(options, force_non_lazy_backward_lowering=True)
+                    args = (*before, options, compiler)
+                return stage(*args)
+
+            change = patch_attributes((graph_compile, stage.__name__, compile_backward))
+        try:
+            with change:
+                yield
+        finally:
+            self._end()
+
+    @contextmanager
+    def kept_in(self) -> Iterator[None]:
+        """Around what compiles a forward graph: no second process leaves it."""
         try:
             yield
         finally:
             if self._to_first is not None:  # whatever led here, it must not go on as this program
                 os._exit(1)
-            self._end()
 
     def begin(self, graph: Any) -> bool:
         """Fork, once a forward graph is lowered.
@@ -76,6 +104,8 @@ class Beside:
         """
         if self._cores < 2 or graph.is_inference or len(graph.operations) < _WORTH_IT:
             return False
+        self._end()  # of an earlier graph, whose backward comes later
+        self._graph_id = graph.graph_id
         self._from_second, to_first = Pipe(duplex=False)
         self._began = time.monotonic()
         try:
@@ -86,7 +116,8 @@ class Beside:
         if self._pid:
             to_first.close()
             return False
-        self._to_first = to_first
+        self._to_first, self._cores = to_first, 1
+        self._from_second.close()
         with suppress(OSError):  # where memory runs out, this process goes and the first one stays
             Path("/proc/self/oom_score_adj").write_text("1000")
         graph.scheduler = _NO_SCHEDULE
@@ -107,7 +138,7 @@ class Beside:
             written = {name: getattr(graph, name) for name in _WRITTEN}
             self._to_first.send((lowered, _constants(graph), source, written))
             os._exit(0)
-        if self._from_second is None:
+        if self._from_second is None or self._graph_id != graph.graph_id:
             return None
         patience = max(_SHORTEST_WAIT, 2 * (time.monotonic() - self._began))
         message = None
@@ -137,8 +168,8 @@ class Beside:
 
 
 def _cores() -> int:
-    """Cores that this process may run on; 1 on macOS and Windows, where no fork goes on."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+    """Cores to work on: 1 on macOS and Windows, where no fork goes on, and with other releases."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" and is_known() else 1
 
 
 def _constants(graph: Any) -> list[str]:

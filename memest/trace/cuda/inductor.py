@@ -34,7 +34,7 @@ from memest.trace.cuda.beside import Beside
 from memest.trace.cuda.devices import trace_device
 from memest.trace.cuda.inductor_code import Code
 from memest.trace.cuda.patching import patch_attributes
-from memest.trace.cuda.quick_compile import made_once, quick_trees, without_logs
+from memest.trace.cuda.quick_compile import quick_trees, shortcuts
 from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["inductor_without_gpu"]
@@ -74,7 +74,6 @@ def inductor_without_gpu(
     import torch._functorch.partitioners as partitioners
     import torch._inductor.compile_fx as compile_fx
     import torch._inductor.fx_passes.reinplace as reinplace
-    from torch._functorch import config as functorch_config
     from torch._inductor import config
     from torch._inductor.graph import GraphLowering
     from torch._subclasses import FakeTensorMode
@@ -115,7 +114,7 @@ def inductor_without_gpu(
 
     def backend(gm: Any, example_inputs: Any) -> Any:
         _name_meta(gm)
-        with quick_trees(), second.at_work():
+        with quick_trees(), second.kept_in():
             return compile_fx.compile_fx(gm, example_inputs, inner_compile=compile_inner)
 
     scatter = reinplace._inplace_generalized_scatter
@@ -129,15 +128,13 @@ def inductor_without_gpu(
         (partitioners, "functionalize_rng_ops", _without_rng_states),
     )
     with (
+        second.may_work(),
         _device(gpu),
         _composites_differentiable(),
         patch_attributes(*changes),
-        without_logs(),
-        made_once(),
+        shortcuts(),
         # code that was written for another GPU must not be found, nor ours by others
         config.patch(force_disable_caches=True),
-        # the backward graph at once, not when backward begins: the second process gets no further
-        functorch_config.patch(force_non_lazy_backward_lowering=True),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")

@@ -13,15 +13,36 @@ Source: torch 2.13, ``utils/_pytree.py`` (``tree_iter``, ``tree_flatten``, ``Tre
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from memest.config.installed import installed_version
 from memest.trace.cuda.patching import patch_attributes
 
-__all__ = ["made_once", "quick_trees", "without_logs"]
+__all__ = ["is_known", "made_once", "quick_trees", "shortcuts", "without_logs"]
+
+_READ = (2, 13)
+
+
+def is_known() -> bool:
+    """Whether the installed PyTorch is the release whose source this was written from.
+
+    Others are left as they are: slower, and the same answer.
+    """
+    return installed_version("torch") == _READ
+
+
+@contextmanager
+def shortcuts() -> Iterator[None]:
+    """All that may be left out or done once while models are compiled."""
+    if not is_known():
+        yield
+        return
+    with without_logs(), made_once():
+        yield
 
 
 def without_logs() -> AbstractContextManager[None]:
@@ -81,6 +102,8 @@ def quick_trees() -> AbstractContextManager[None]:
 
     For compilers alone: Dynamo follows a model's code, and would follow this one too.
     """
+    if not is_known():
+        return nullcontext()
     kinds = _Kinds()
     return patch_attributes(
         (pytree, "tree_iter", kinds.leaves),

@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 
 from memest.catalog.resolve import ModelSource
 from memest.config.setup import Setup
-from memest.trace.cuda import beside, inductor
+from memest.trace.cuda import beside, inductor, quick_compile
 from memest.trace.cuda.beside import Beside
-from memest.trace.cuda.quick_compile import made_once, quick_trees, without_logs
+from memest.trace.cuda.quick_compile import made_once, quick_trees, shortcuts
 from memest.trace.session import build, trace_built
 from memest.trace.training import TracePlan
 from memest.workspaces.operator_call import GpuTraits
@@ -105,6 +105,14 @@ def test_settings_are_what_they_are() -> None:
                 assert values() == before
 
 
+def test_another_release_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quick_compile, "installed_version", lambda _: (2, 14))
+    before = pytree.tree_iter, torch.fx.GraphModule.print_readable
+    with quick_trees(), shortcuts():
+        assert (pytree.tree_iter, torch.fx.GraphModule.print_readable) == before
+    assert beside._cores() == 1
+
+
 def test_what_was_replaced_is_put_back() -> None:
     from torch._inductor import pattern_matcher
     from torch._inductor.codegen.triton import TritonScheduling
@@ -120,7 +128,7 @@ def test_what_was_replaced_is_put_back() -> None:
         )  # fmt: skip
 
     before = things()
-    with quick_trees(), made_once(), without_logs():
+    with quick_trees(), shortcuts():
         assert not set(things()) & set(before)
     assert things() == before
 
