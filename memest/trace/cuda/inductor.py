@@ -72,9 +72,11 @@ def inductor_without_gpu(
         backward too, run on meta tensors.
     """
     import torch._functorch.partitioners as partitioners
-    import torch._inductor.compile_fx as compile_fx
-    import torch._inductor.fx_passes.reinplace as reinplace
     from torch._inductor import config
+
+    with config.patch(compile_threads=1):  # else its import starts processes that compile kernels
+        import torch._inductor.compile_fx as compile_fx
+    import torch._inductor.fx_passes.reinplace as reinplace
     from torch._inductor.graph import GraphLowering
     from torch._subclasses import FakeTensorMode
 
@@ -134,7 +136,8 @@ def inductor_without_gpu(
         patch_attributes(*changes),
         shortcuts(),
         # code that was written for another GPU must not be found, nor ours by others
-        config.patch(force_disable_caches=True),
+        # and what nobody launches needs no processes that compile kernels
+        config.patch(force_disable_caches=True, compile_threads=1),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
