@@ -30,9 +30,11 @@ import torch
 from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves, tree_map
 
+from memest.trace.cuda.beside import Beside
 from memest.trace.cuda.devices import trace_device
 from memest.trace.cuda.inductor_code import Code
 from memest.trace.cuda.patching import patch_attributes
+from memest.trace.cuda.quick_compile import quick_trees, shortcuts
 from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["inductor_without_gpu"]
@@ -70,12 +72,15 @@ def inductor_without_gpu(
         backward too, run on meta tensors.
     """
     import torch._functorch.partitioners as partitioners
-    import torch._inductor.compile_fx as compile_fx
-    import torch._inductor.fx_passes.reinplace as reinplace
     from torch._inductor import config
+
+    with config.patch(compile_threads=1):  # else its import starts processes that compile kernels
+        import torch._inductor.compile_fx as compile_fx
+    import torch._inductor.fx_passes.reinplace as reinplace
     from torch._inductor.graph import GraphLowering
     from torch._subclasses import FakeTensorMode
 
+    second = Beside()
     original_passes = compile_fx._recursive_joint_graph_passes
     original_compile = compile_fx.compile_fx_inner
 
@@ -93,19 +98,29 @@ def inductor_without_gpu(
         compile_fx.view_to_reshape(gm)
         _relabel(gm, _META, _CUDA)
         inputs = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
-        return original_compile(gm, inputs, **options)
+        # here alone are fake CUDA tensors; a look at each operator's arguments is not free
+        with patch_attributes((FakeTensorMode, "dispatch", on_meta)), quick_trees():
+            return original_compile(gm, inputs, **options)
 
     def to_module(graph: Any) -> Any:
-        wrapper, _ = graph.codegen()
-        code = Code(wrapper.value, {**graph.constants, **graph.torchbind_constants})
+        source = None
+        if graph.is_backward:
+            source = second.backward_code(graph)
+        elif second.begin(graph):
+            return types.SimpleNamespace(call=_not_run)
+        if source is None:
+            source = graph.codegen()[0].value
+        code = Code(source, {**graph.constants, **graph.torchbind_constants})
         on_code(code)
         return code
 
     def backend(gm: Any, example_inputs: Any) -> Any:
         _name_meta(gm)
-        return compile_fx.compile_fx(gm, example_inputs, inner_compile=compile_inner)
+        with quick_trees(), second.kept_in():
+            return compile_fx.compile_fx(gm, example_inputs, inner_compile=compile_inner)
 
     scatter = reinplace._inplace_generalized_scatter
+    on_meta = _dispatch_on_meta(FakeTensorMode.dispatch)
     changes = (
         (compile_fx, "_recursive_joint_graph_passes", joint_passes),
         (compile_fx, "fake_tensor_prop", _values_are_there),
@@ -113,18 +128,24 @@ def inductor_without_gpu(
         (GraphLowering, "compile_to_module", to_module),
         (reinplace, "_inplace_generalized_scatter", _on_meta(scatter)),
         (partitioners, "functionalize_rng_ops", _without_rng_states),
-        (FakeTensorMode, "dispatch", _dispatch_on_meta(FakeTensorMode.dispatch)),
     )
     with (
+        second.may_work(),
         _device(gpu),
         _composites_differentiable(),
         patch_attributes(*changes),
+        shortcuts(),
         # code that was written for another GPU must not be found, nor ours by others
-        config.patch(force_disable_caches=True),
+        # and what nobody launches needs no processes that compile kernels
+        config.patch(force_disable_caches=True, compile_threads=1),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
         yield backend
+
+
+def _not_run(_: list[Any]) -> Any:
+    raise AssertionError("the second process of a compilation runs no graph")
 
 
 def _name_meta(gm: Any) -> None:
@@ -183,10 +204,13 @@ def _relabel(
         Names of the nodes that were on the target's type before.
     """
     target_nodes = set()
+    moved: list[Any] = []
 
     def device(value: Any) -> Any:
-        same = isinstance(value, torch.device) and value.type == source.type
-        return target if same else value
+        if not isinstance(value, torch.device) or value.type != source.type:
+            return value
+        moved.append(value)
+        return target
 
     def move(value: Any) -> Any:
         return _move_fake(value, source, target)
@@ -197,8 +221,10 @@ def _relabel(
             target_nodes.add(node.name)
         if node.name in skip:
             continue
-        node.args = map_aggregate(node.args, device)
-        node.kwargs = map_aggregate(node.kwargs, device)
+        moved.clear()
+        args, kwargs = map_aggregate(node.args, device), map_aggregate(node.kwargs, device)
+        if moved:  # to set them, changed or not, goes through all nodes that they name
+            node.args, node.kwargs = args, kwargs
         for key in ("val", "example_value", "eager_input_vals"):
             if key in node.meta:
                 node.meta[key] = tree_map(move, node.meta[key])
