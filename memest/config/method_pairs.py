@@ -20,6 +20,10 @@ def _task_of(method: Method) -> Task:
 
 def _has_losses_of(log_probs: LogProbs, method: Method) -> bool:
     """Whether a trainer has a method's log-probabilities from there."""
+    if log_probs is LogProbs.TORCHTUNE:
+        return method is Method.DPO
+    if log_probs is LogProbs.SWIFT:
+        return method is not Method.KTO and not method.generates
     if log_probs is LogProbs.FUSED:
         return True
     return method in (Method.DPO, Method.IPO, Method.ORPO, Method.SIMPO) or (
@@ -71,9 +75,16 @@ METHOD_PAIRS = (
     Pair(
         "method",
         "--method {s.method} and --loop {s.loop}",
-        lambda s: s.loop is not Loop.TRAINER,
+        lambda s: s.loop is not Loop.TRAINER and s.log_probs is not LogProbs.TORCHTUNE,
         "what is priced is TRL's trainer",
         "Drop --loop.",
+    ),
+    Pair(
+        "method",
+        "--log-probs torchtune and --loop {s.loop}",
+        lambda s: s.log_probs is LogProbs.TORCHTUNE and s.loop is not Loop.PLAIN,
+        "torchtune's recipes have a loop of their own, without autocast",
+        "Write --loop plain --no-bf16 beside it.",
     ),
     Pair(
         "method",

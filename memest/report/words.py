@@ -262,6 +262,8 @@ _TRAINERS = {
     LogProbs.FUSED: "TRL",
     LogProbs.LOGITS: "TRL 1.6 to 1.13, with all logits",
     LogProbs.FLOAT32: "LLaMA-Factory, with all logits in float32",
+    LogProbs.TORCHTUNE: "torchtune, with all logits in float32",
+    LogProbs.SWIFT: "ms-swift, with all logits",
 }
 """Whose code has log-probabilities from there."""
 
