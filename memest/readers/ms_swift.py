@@ -9,7 +9,7 @@ Source: ms-swift 4.6.0: ``arguments/`` (fields and defaults), ``trainers/argumen
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import PurePath
 from typing import Any
@@ -142,12 +142,7 @@ def _environment(keys: DocumentKeys) -> bool:
 def _method(keys: DocumentKeys, *, method: str | None) -> None:
     kind = keys.text("rlhf_type")
     if method == "rlhf" or (method is None and kind is not None):
-        kind = kind or "dpo"
-        remark = METHODS.get(TRAINERS.get(kind, kind), f"what is special of {kind}")
-        note = keys.miss if keys.has("rlhf_type") else keys.miss_default
-        note("rlhf_type", f"{kind}: {remark}; priced is supervised fine-tuning")
-        of_method = [key for key in keys.remaining if OF_METHODS.match(key)]
-        keys.pass_over(of_method, f"of {kind}, which is not priced")
+        _preference(keys, kind or "dpo")
     elif kind is not None:
         keys.ignore("rlhf_type", "the command trains without preferences")
     task = keys.text("task_type") or "causal_lm"
@@ -162,6 +157,57 @@ def _method(keys: DocumentKeys, *, method: str | None) -> None:
         keys.miss("loss_scale", SWIFT_UNMODELLED_KEYS["enable_dft_loss"])
     elif keys.has("loss_scale"):
         keys.ignore("loss_scale", "which tokens count is data")
+
+
+def _preference(keys: DocumentKeys, kind: str) -> None:
+    """What ``swift rlhf`` trains for: by losses of its own, which make the logits of all tokens."""
+    method, circumstance = _method_of(keys, kind), ""
+    if method is None:
+        remark = METHODS.get(TRAINERS.get(kind, kind), f"what is special of {kind}")
+    elif named := [key for key, means in _OTHERWISE.items() if means(keys.document.get(key))]:
+        remark, circumstance = METHODS[TRAINERS.get(kind, kind)], f" with {named[0]}"
+        method = None
+    is_named = keys.has("rlhf_type")
+    if method is None:
+        note = keys.miss if is_named else keys.miss_default
+        note("rlhf_type", f"{kind}{circumstance}: {remark}; priced is supervised fine-tuning")
+        why = f"of {kind}, which is not priced"
+    else:
+        default = KeyOrigin(f"default of {keys.framework} (rlhf_type)", Level.FILE)
+        origin = keys.origin("rlhf_type") if is_named else default
+        keys.set_at("method", method, origin)
+        keys.set_at("log_probs", "ms-swift", origin)
+        why = f"a setting of {kind} that changes no size"
+    keys.pass_over([key for key in keys.remaining if OF_METHODS.match(key)], why)
+
+
+def _method_of(keys: DocumentKeys, kind: str) -> str | None:
+    """The method that is priced; None for others.
+
+    CPO and SimPO compute the loss of the chosen answers unless ``cpo_alpha``, 1 by default, is 0.
+    """
+    if kind in ("cpo", "simpo"):
+        return "simpo" if str(keys.document.get("cpo_alpha")) in ("0", "0.0") else "cpo"
+    loss = keys.document.get("loss_type")
+    if kind == "dpo" and loss in ("ipo", ["ipo"]):
+        return "ipo"
+    return {"dpo": "dpo", "orpo": "orpo", "rm": "reward"}.get(kind)
+
+
+def _is_switched_on(value: Any) -> bool:
+    return str(value).lower() not in ("none", "", "false", "0")
+
+
+_OTHERWISE: dict[str, Callable[[Any], bool]] = {
+    "packing": _is_switched_on,
+    "padding_free": _is_switched_on,
+    "sequence_parallel_size": lambda value: str(value) not in ("None", "1"),
+    "ref_model": _is_switched_on,
+    "ref_adapters": _is_switched_on,
+    # DPOTrainer stops at it
+    "precompute_ref_log_probs": _is_switched_on,
+}
+"""What makes another step of a method, or needs another reference."""
 
 
 def _precision(keys: DocumentKeys) -> None:
