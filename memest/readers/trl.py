@@ -257,6 +257,9 @@ def _rollouts(keys: DocumentKeys, *, writes_pairs: bool) -> None:
     if keys.has("reward_model_name_or_path"):
         keys.miss("reward_model_name_or_path", "a reward model on the same GPU")
         keys.take("reward_model_name_or_path")
+    if keys.on("cast_lm_head_to_fp32"):
+        why = "the head, embeddings tied to it and what the head computes are float32"
+        keys.miss("cast_lm_head_to_fp32", Either(why))
     shares = False
     if keys.on("use_vllm"):
         shares = str(keys.scalar("vllm_mode") or "colocate").lower() == "colocate"
