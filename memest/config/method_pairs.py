@@ -23,7 +23,7 @@ def _has_losses_of(log_probs: LogProbs, method: Method) -> bool:
     if log_probs is LogProbs.TORCHTUNE:
         return method is Method.DPO
     if log_probs is LogProbs.SWIFT:
-        return method is not Method.KTO and not method.generates
+        return method not in (Method.KTO, Method.RLOO, Method.ONLINE_DPO)
     if log_probs is LogProbs.FUSED:
         return True
     return method in (Method.DPO, Method.IPO, Method.ORPO, Method.SIMPO) or (
@@ -219,6 +219,17 @@ METHOD_PAIRS = (
             and s.log_probs is not LogProbs.FUSED
         ),
         "axolotl wraps the reference layer by layer, LLaMA-Factory not at all; priced is TRL 1.16",
+    ),
+    Pair(
+        "method",
+        "--log-probs {s.log_probs} under FSDP or --zero 3",
+        lambda s: (
+            s.log_probs is not LogProbs.FUSED
+            and s.method.generates
+            and (s.distributed.strategy is Strategy.FSDP or s.distributed.zero == 3)
+        ),
+        "what ms-swift gathers to score completions and for who writes them was not checked; DDP "
+        "and --zero 2 are priced",
     ),
     Pair(
         "method",

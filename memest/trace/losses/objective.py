@@ -129,9 +129,8 @@ def objective_of(model: Any, setup: Setup) -> Iterator[Objective | None]:
                 recomputes_reference=True,
             )
             return
-        loss = (
-            loss_of_rollouts(method) if method.generates else loss_of_pairs(method, setup.log_probs)
-        )
+        by_trl = method.generates and setup.log_probs is LogProbs.FUSED
+        loss = loss_of_rollouts(method) if by_trl else loss_of_pairs(method, setup.log_probs)
         yield Objective(
             loss=loss,
             trained=model,

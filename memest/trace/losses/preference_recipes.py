@@ -10,7 +10,7 @@ ms-swift        logits as the model gives them; the logarithms of one sequence a
 Source: torchtune 0.6.1 ``recipes/lora_dpo_single_device.py`` (``concatenated_forward``, ``train``),
 ``rlhf/sequence_processing.py``, ``rlhf/loss/dpo.py``; ms-swift 4.6.0
 ``rlhf_trainers/dpo_trainer.py``, ``rlhf_mixin.py``, ``reward_trainer.py``, ``orpo_trainer.py`` and
-``cpo_trainer.py`` over TRL 0.29.
+``cpo_trainer.py`` over TRL 0.29, ``grpo_trainer.py``.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ __all__ = ["SWIFT_LOSSES", "ScriptLoss", "torchtune_dpo"]
 
 ScriptLoss = Callable[[Call, Call, Batch], tuple[torch.Tensor, Any]]
 """``loss(model, reference, batch)`` of a script's loop: the loss, and what its names keep."""
+
+
+_CLIP = 0.2
 
 
 # -- torchtune -------------------------------------------------------------------------------------
@@ -184,6 +187,44 @@ def _swift_reward(model: Call, _: Call, inputs: Batch) -> torch.Tensor:
     return loss
 
 
+def _swift_grpo(model: Call, _: Call, inputs: Batch) -> torch.Tensor:
+    """``GRPOTrainer._compute_loss_and_metrics``, of completions that were scored before."""
+    mask = inputs["completion_mask"]
+    per_token = _swift_scores(model, inputs, mask.size(1))
+    diverges = "ref_per_token_logps" in inputs
+    if diverges:
+        safe_ratio = torch.clamp(inputs["ref_per_token_logps"] - per_token, min=-20, max=20)
+        per_token_kl = torch.clamp(torch.exp(safe_ratio) - safe_ratio - 1, min=-10, max=10)
+    advantages = inputs["advantages"]
+    log_ratio = per_token - inputs["old_per_token_logps"]
+    coef = torch.exp(log_ratio)
+    clipped_coef = torch.clamp(coef, 1 - _CLIP, 1 + _CLIP)
+    loss1 = coef * advantages
+    loss2 = clipped_coef * advantages
+    per_token_loss = -torch.min(loss1, loss2)
+    if diverges:
+        per_token_loss = per_token_loss + BETA * per_token_kl
+    loss = ((per_token_loss * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).mean()
+    count = mask.sum().clamp(min=1.0)
+    if diverges:
+        fetch((per_token_kl * mask).sum() / count)
+    is_low = (coef < 1 - _CLIP) & (advantages < 0)
+    is_high = (coef > 1 + _CLIP) & (advantages > 0)
+    is_outside = is_low | is_high
+    for clipped in (is_low, is_high, is_outside):
+        fetch((clipped.float() * mask).sum() / count)
+    return loss
+
+
+def _swift_scores(model: Call, inputs: Batch, length: int) -> torch.Tensor:
+    """``_get_logps_via_local_forward``: logits of the completions alone, divided in place."""
+    model_inputs = {name: inputs[name] for name in MODEL_INPUTS}
+    logits = model(**model_inputs, use_cache=False, logits_to_keep=length + 1).logits
+    logits = logits[:, -(length + 1) : -1, :]
+    logits.div_(1.0)
+    return selected(logits, inputs["input_ids"][:, -length:])
+
+
 SWIFT_LOSSES: dict[Method, LossOfPairs] = {
     Method.DPO: _swift_dpo,
     Method.IPO: partial(_swift_dpo, averages=True),
@@ -191,5 +232,6 @@ SWIFT_LOSSES: dict[Method, LossOfPairs] = {
     Method.CPO: partial(cpo, select=selected),
     Method.SIMPO: partial(cpo, simple=True, select=selected),
     Method.REWARD: _swift_reward,
+    Method.GRPO: _swift_grpo,
 }
 """ms-swift's, of ``swift rlhf``."""
