@@ -1,7 +1,7 @@
 """Preference losses of torchtune and ms-swift: what of all logits is alive, and for how long.
 
-Their own functions (torchtune 0.6.1, ms-swift 4.6.0 over TRL 0.29) were run on meta in place of
-these once: every allocation and free from 2 KiB on was the same, in order.
+Their own functions (torchtune 0.6.1; DPO, IPO and GRPO of ms-swift 4.6.0 over TRL 0.29) were run on
+meta in place of these once: every allocation and free from 2 KiB on was the same, in order.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import pytest
 
 from memest import ConfigError
 from memest.catalog.resolve import ModelSource
+from memest.config.options import setup_from_options
 from memest.config.setup import Setup
 from memest.events import ALLOC, FREE, MARK
 from memest.trace import session
@@ -85,10 +86,27 @@ def test_ms_swift_lets_go_of_the_logits_of_halves_before_backward():
     assert all(born == died for born, died in in_forward)
 
 
+def test_grpo_of_ms_swift_makes_logits_of_completions_alone():
+    completion = 40
+    rollouts = {"completion_len": completion, "kl_beta": 0.04, "engine": "server"}
+    lives, _ = _lives({"method": "grpo", "log_probs": "ms-swift", "rollouts": rollouts, **LORA})
+
+    per_token = 2 * LLAMA["vocab_size"]
+    assert any(size == 4 * (completion + 1) * per_token for size, _, _ in lives)
+    assert not any(size >= 4 * LENGTH * per_token for size, _, _ in lives)
+    kept = [died - born for size, born, died in lives if size == completion * per_token]
+    assert kept.count(1) == 2 * 4
+
+
+def test_grpo_of_ms_swift_is_refused_where_what_is_gathered_was_not_checked():
+    with pytest.raises(ConfigError, match="was not checked; DDP and --zero 2 are priced"):
+        setup_from_options(method="grpo", log_probs="ms-swift", engine="server", zero=3, num_gpus=2)
+
+
 @pytest.mark.parametrize(
     ("method", "log_probs"),
     [*itertools.product(("orpo", "kto", "reward"), ("torchtune",)), ("kto", "ms-swift"),
-     ("grpo", "torchtune")],
+     ("grpo", "torchtune"), ("rloo", "ms-swift")],
 )  # fmt: skip
 def test_what_no_such_trainer_computes_is_refused(method, log_probs):
     loop = "plain" if log_probs == "torchtune" else "trainer"

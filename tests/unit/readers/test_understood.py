@@ -554,6 +554,26 @@ COMMANDS = {
     "swift's SimPO without it": (
         "swift rlhf --model m --rlhf_type simpo --cpo_alpha 0", {"method": "simpo"}, False,
     ),
+    "swift's GRPO by a server": (
+        ("swift rlhf --model m --rlhf_type grpo --use_vllm true --vllm_mode server "
+        "--max_length 300 --max_completion_length 200 --num_generations 8 --reward_funcs accuracy format"),
+        {"method": "grpo", "log_probs": "ms-swift", "engine": "server", "completion_len": 200,
+         "seq_len": 500, "kl_beta": 0.04, "grad_accum": 1}, False,
+    ),
+    "swift's GRPO beside vLLM": (
+        ("swift rlhf --model m --rlhf_type grpo --use_vllm true --vllm_mode colocate --beta 0 "
+        "--sleep_level 1 --max_new_tokens 100 --max_completion_length 200"),
+        {"engine": "vllm", "engine_share": 0.9, "engine_sleeps": True, "completion_len": 100,
+         "kl_beta": 0}, False,
+    ),
+    "swift's GRPO with a reward model": (
+        ("swift rlhf --model m --rlhf_type grpo --use_vllm true --vllm_mode server "
+        "--reward_model n"), {"method": "grpo"}, True,
+    ),
+    "swift's GRPO of entropies": (
+        ("swift rlhf --model m --rlhf_type grpo --use_vllm true --vllm_mode server "
+        "--log_entropy true"), {"method": None}, True,
+    ),
     "swift rlhf without padding": (
         "swift rlhf --model m --rlhf_type dpo --padding_free true", {"method": None}, True,
     ),
