@@ -556,7 +556,7 @@ COMMANDS = {
     ),
     "swift's GRPO by a server": (
         ("swift rlhf --model m --rlhf_type grpo --use_vllm true --vllm_mode server "
-        "--max_length 300 --max_completion_length 200 --num_generations 8 --reward_funcs accuracy format"),
+        "--max_length 300 --max_completion_length 200 --num_generations 8 --reward_funcs format"),
         {"method": "grpo", "log_probs": "ms-swift", "engine": "server", "completion_len": 200,
          "seq_len": 500, "kl_beta": 0.04, "grad_accum": 1}, False,
     ),
