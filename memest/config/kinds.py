@@ -196,6 +196,15 @@ class LogProbs(enum.StrEnum):
     """All logits, in the dtype of the model, as TRL 1.6 to 1.13 made them."""
     FLOAT32 = "float32"
     """All logits in float32, and the logarithms of all of them, as LLaMA-Factory has it."""
+    TORCHTUNE = "torchtune"
+    """The same in a loop of its own, which keeps the reference's logits, as torchtune has it."""
+    SWIFT = "ms-swift"
+    """All logits, in the dtype of the model, as ms-swift's own trainers make them."""
+
+    @property
+    def is_put_together(self) -> bool:
+        """Whether chosen and rejected answers come as one batch with labels."""
+        return self in (LogProbs.FLOAT32, LogProbs.TORCHTUNE, LogProbs.SWIFT)
 
 
 class Strategy(enum.StrEnum):

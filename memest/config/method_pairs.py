@@ -20,6 +20,10 @@ def _task_of(method: Method) -> Task:
 
 def _has_losses_of(log_probs: LogProbs, method: Method) -> bool:
     """Whether a trainer has a method's log-probabilities from there."""
+    if log_probs is LogProbs.TORCHTUNE:
+        return method is Method.DPO
+    if log_probs is LogProbs.SWIFT:
+        return method not in (Method.KTO, Method.RLOO, Method.ONLINE_DPO)
     if log_probs is LogProbs.FUSED:
         return True
     return method in (Method.DPO, Method.IPO, Method.ORPO, Method.SIMPO) or (
@@ -71,9 +75,16 @@ METHOD_PAIRS = (
     Pair(
         "method",
         "--method {s.method} and --loop {s.loop}",
-        lambda s: s.loop is not Loop.TRAINER,
+        lambda s: s.loop is not Loop.TRAINER and s.log_probs is not LogProbs.TORCHTUNE,
         "what is priced is TRL's trainer",
         "Drop --loop.",
+    ),
+    Pair(
+        "method",
+        "--log-probs torchtune and --loop {s.loop}",
+        lambda s: s.log_probs is LogProbs.TORCHTUNE and s.loop is not Loop.PLAIN,
+        "torchtune's recipes have a loop of their own, without autocast",
+        "Write --loop plain --no-bf16 beside it.",
     ),
     Pair(
         "method",
@@ -208,6 +219,17 @@ METHOD_PAIRS = (
             and s.log_probs is not LogProbs.FUSED
         ),
         "axolotl wraps the reference layer by layer, LLaMA-Factory not at all; priced is TRL 1.16",
+    ),
+    Pair(
+        "method",
+        "--log-probs {s.log_probs} under FSDP or --zero 3",
+        lambda s: (
+            s.log_probs is not LogProbs.FUSED
+            and s.method.generates
+            and (s.distributed.strategy is Strategy.FSDP or s.distributed.zero == 3)
+        ),
+        "what ms-swift gathers to score completions and for who writes them was not checked; DDP "
+        "and --zero 2 are priced",
     ),
     Pair(
         "method",

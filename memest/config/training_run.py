@@ -217,8 +217,8 @@ class TrainingRun(TrainingOptions):
         """Whether a method has log-probabilities tile by tile, without all logits at once."""
         if self.method.makes_all_logits:
             return False
-        fused = self.method.has_reference and self.log_probs is LogProbs.FUSED
-        return self.method.generates or fused
+        scores = self.method.has_reference or self.method.generates
+        return scores and self.log_probs is LogProbs.FUSED
 
     @property
     def writes_completions(self) -> bool:

@@ -137,7 +137,7 @@ def _works_in_pieces(setup: Setup) -> bool:
         # half of a length may be odd
         halves = setup.rollouts is not None and setup.rollouts.completion_len is None
         return setup.scores_by_fused_head or halves
-    return setup.log_probs is LogProbs.LOGITS
+    return setup.log_probs in (LogProbs.LOGITS, LogProbs.SWIFT)
 
 
 class KnownProfiles:

@@ -49,6 +49,8 @@ __all__ = ["read_script_command"]
 
 _UNREAD = {"verl": "verl", "openrlhf": "OpenRLHF"}
 """Frameworks of preferences and rewards that have no reader, by the package that is started."""
+_OF_UNREAD = re.compile(r"(?:^|/)(verl/trainer|openrlhf/cli|openrlhf/trainer)/")
+"""Where their programs lie, for those that are started by path."""
 
 
 def read_script_command(
@@ -65,7 +67,9 @@ def read_script_command(
         ConfigError: a framework whose runs nobody reads here, or a file that is not there.
     """
     program = command.program
-    framework = _UNREAD.get(program.partition(".")[0])
+    by_path = _OF_UNREAD.search(program.replace("\\", "/"))
+    package = by_path[1].partition("/")[0] if by_path else program.partition(".")[0]
+    framework = _UNREAD.get(package)
     if framework is not None and file_format is None:
         raise ConfigError(
             f"the launch command: {program} is {framework}'s, whose runs memest does not read: "

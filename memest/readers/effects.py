@@ -275,6 +275,7 @@ def _sharded_otherwise(
     yield zero == 3 and method.writes_pairs, "under ZeRO-3"
     yield merges and _is_quantised(acting), "under ZeRO-3, beside adapters on a quantised base"
     yield fsdp and method.writes_pairs, "under FSDP"
+    yield (fsdp or zero == 3) and method.generates and log_probs == LogProbs.SWIFT, shards
     yield generates and writes and adapts, "under FSDP, by the model itself with adapters"
     yield generates and adapts and _is_quantised(acting), "under FSDP, on a quantised base"
     yield (asks or generates) and is_first, "under FSDP1"

@@ -1,7 +1,7 @@
 """torchtune's YAML: components by dotted name, and a recipe's settings.
 
 Source: torchtune at April 2026: ``recipes/configs``, ``recipes/*_finetune_*.py``,
-``torchtune/models/*/_model_builders.py``.
+``torchtune/models/*/_model_builders.py``; of pairs, ``recipes/lora_dpo_*.py`` of torchtune 0.6.1.
 """
 
 from __future__ import annotations
@@ -66,6 +66,9 @@ _LOSSES = {
     "LinearCrossEntropyLoss": "torchtune-linear",
     "CEWithChunkedOutputLoss": "torchtune-chunked",
 }
+_FINE_TUNING = ("full_finetune", "lora_finetune", "qat")
+_PAIRS = ("DPOLoss", "RSOLoss")
+"""Losses of pairs that are priced beside adapters, which are of the same sizes."""
 _METHODS = {
     "DPOLoss": METHODS["dpo"],
     "RSOLoss": METHODS["dpo"],
@@ -151,7 +154,8 @@ def read_torchtune(keys: DocumentKeys, *, recipe: str | None = None) -> None:
         _sharding(keys, distributed=None if recipe is None else "distributed" in recipe)
 
     def method(keys: DocumentKeys) -> None:
-        if recipe and not recipe.startswith(("full_finetune", "lora_finetune", "qat")):
+        priced = _FINE_TUNING if keys.value_of("method") is None else ("lora_dpo",)
+        if recipe and not recipe.startswith(priced):
             keys.miss_default(f"recipe {recipe}", "priced is fine-tuning")
 
     _interpolate(keys)
@@ -382,6 +386,10 @@ def _loss(keys: DocumentKeys) -> None:
         keys.set("fused_loss", fused_loss if chunks is None else f"{fused_loss}:{chunks}", "loss")
     elif name in ("", "CrossEntropyLoss"):
         keys.ignore("loss", "priced is cross entropy")
+    elif name in _PAIRS and keys.value_of("peft") is not None:
+        keys.set("method", "dpo", "loss")
+        keys.set("log_probs", "torchtune", "loss")
+        part.ignore_all("a number of the loss")
     else:
         why = f"{name}: {_METHODS.get(name, 'another loss')}; priced is cross entropy"
         keys.miss("loss", why if name in _METHODS else Either(why))

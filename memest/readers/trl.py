@@ -40,7 +40,7 @@ from memest.readers.training_arguments import (
 )
 from memest.readers.values import Bounded, Either, KeyOrigin, Level, Saving
 
-__all__ = ["PREPARING", "note_adapters", "predefined_config", "read_trl"]
+__all__ = ["PREPARING", "note_adapters", "predefined_config", "read_completions", "read_trl"]
 
 PREPARING = ("orpo", "cpo", "bco")
 """Trainers that have peft prepare a quantised base before they put adapters beside it."""
@@ -234,7 +234,7 @@ def _preference(keys: DocumentKeys, trainer: str) -> None:
     if keys.on("use_liger_loss"):  # before TRL called it use_liger_kernel
         keys.miss("use_liger_loss", Either(WITHOUT_LIGER))
     if trainer in _GENERATING:
-        _rollouts(keys, writes_pairs=trainer == Method.ONLINE_DPO)
+        read_completions(keys, writes_pairs=trainer == Method.ONLINE_DPO)
     version = _release()
     if version >= (1, 15) or trainer == "reward":
         return
@@ -247,8 +247,13 @@ def _preference(keys: DocumentKeys, trainer: str) -> None:
     keys.set_at("log_probs", "logits", origin)
 
 
-def _rollouts(keys: DocumentKeys, *, writes_pairs: bool) -> None:
-    """What ``GRPOConfig`` and the like say of completions, and of who writes them."""
+def read_completions(keys: DocumentKeys, *, writes_pairs: bool) -> None:
+    """What ``GRPOConfig`` and the like say of completions, and of who writes them.
+
+    Args:
+        keys: of the arguments.
+        writes_pairs: the method is online DPO.
+    """
     (_lengths_of_pairs if writes_pairs else _lengths)(keys)
     rewards = keys.document.get("reward_funcs")
     for name in rewards if isinstance(rewards, list) else [rewards]:
@@ -257,6 +262,9 @@ def _rollouts(keys: DocumentKeys, *, writes_pairs: bool) -> None:
     if keys.has("reward_model_name_or_path"):
         keys.miss("reward_model_name_or_path", "a reward model on the same GPU")
         keys.take("reward_model_name_or_path")
+    if keys.on("cast_lm_head_to_fp32"):
+        why = "the head, embeddings tied to it and what the head computes are float32"
+        keys.miss("cast_lm_head_to_fp32", Either(why))
     shares = False
     if keys.on("use_vllm"):
         shares = str(keys.scalar("vllm_mode") or "colocate").lower() == "colocate"

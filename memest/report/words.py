@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from memest.catalog.spec import list_gpus
 from memest.config.compilation import fused_loss_words
-from memest.config.kinds import LogProbs
+from memest.config.kinds import LogProbs, Method
 from memest.config.parallelism import Distributed, Strategy
 from memest.config.rollouts import Engine, Rollouts
 from memest.config.setup import MAX_BATCH, Dtype, Loop, Precision, Setup
@@ -266,6 +266,8 @@ _TRAINERS = {
     LogProbs.FUSED: "TRL",
     LogProbs.LOGITS: "TRL 1.6 to 1.13, with all logits",
     LogProbs.FLOAT32: "LLaMA-Factory, with all logits in float32",
+    LogProbs.TORCHTUNE: "torchtune, with all logits in float32",
+    LogProbs.SWIFT: "ms-swift, with all logits",
 }
 """Whose code has log-probabilities from there."""
 
@@ -273,7 +275,9 @@ _TRAINERS = {
 def _method(setup: Setup) -> str:
     """What is trained for, and what stands beside the model."""
     name = setup.method.upper().replace("-", " ")
-    words = f"{name} by {_TRAINERS[setup.log_probs]}"
+    trainer = _TRAINERS[setup.log_probs]
+    # one number a sequence has no logits of words
+    words = f"{name} by {trainer.split(',')[0] if setup.method is Method.REWARD else trainer}"
     if setup.rollouts is not None:
         two = "two " if setup.method.writes_pairs else ""
         words = f"{words}, {two}{_rollouts(setup.rollouts, setup.seq_len)}"

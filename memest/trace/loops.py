@@ -2,8 +2,7 @@
 
 Lifetimes are the product here. Each loop keeps exactly the references that the real one keeps:
 transformers' ``Trainer`` (``_inner_training_loop``, ``training_step``, ``compute_loss``),
-Lightning's (``_AutomaticOptimization``), accelerate's documented loop, and the plain loop of a
-tutorial.
+Lightning's (``_AutomaticOptimization``), accelerate's documented loop, and a tutorial's.
 """
 
 from __future__ import annotations
@@ -66,8 +65,7 @@ class TrainingLoop:
         counts_items: the model takes ``num_items_in_batch`` (its forward accepts keyword
             arguments), so the Trainer counts the labels of all micro-batches first.
         shifts_labels: the model's loss is the causal one, which shifts the labels.
-        prefetches: the Trainer moves all micro-batches of a step to the device first (since
-            transformers 4.46).
+        prefetches: the Trainer moves a step's micro-batches first (since transformers 4.46).
         stepper: the optimizer where it steps in backward; ``optimizer`` is None then.
         clones_outputs: DDP copies the model's outputs, to find parameters that were not used.
         call: how the model is called with a batch; None = ``model(**batch)``.
@@ -75,8 +73,7 @@ class TrainingLoop:
         weights: the parameters, noted when the first backward has given them gradients.
         split: entered around forward and backward where a sequence is shared: cuts a batch.
         objective: what the Trainer's ``compute_loss`` does in place of one forward.
-        ulysses_batches: gives the parts of batches and joins losses where a sequence is shared by
-            Ulysses.
+        ulysses_batches: gives parts of batches and joins losses where Ulysses shares a sequence.
         compiled_model: the model as ``torch.compile`` made it; None where it runs eagerly.
     """
 
@@ -354,7 +351,7 @@ def _loss_of_step(run: TrainingLoop, batch: Batch) -> torch.Tensor:
 def _script(run: TrainingLoop) -> None:
     """``outputs = model(**batch); outputs.loss.backward()``: outputs live until rebound."""
     seam = run.recorder.seam
-    setup = run.setup
+    setup, objective, ulysses = run.setup, run.objective, run.ulysses_batches
     plain = setup.loop is Loop.PLAIN
     outputs = loss = batch = shift_labels = None
     norm: list[torch.Tensor | None] = [None]
@@ -365,17 +362,17 @@ def _script(run: TrainingLoop) -> None:
             if setup.del_outputs:
                 outputs = loss = None  # the last line of the iteration before
             run.recorder.mark(Phase.BATCH, step, micro_step)
-            if plain and run.ulysses_batches is None:
+            if plain and ulysses is None:
                 # "for batch in loader" rebinds the name to the next batch on the host;
                 # accelerate's loader moves the next batch while the name still holds the last
                 batch = None
             if setup.zero_grad_at is ZeroGradAt.BEFORE_FORWARD and micro_step == 1:
                 _zero_grad(run)
-            if run.ulysses_batches is not None:
+            if ulysses is not None:
                 if micro_step == 1:
-                    run.ulysses_batches.refill(run.make_batch)
+                    ulysses.refill(run.make_batch)
                 batch = None  # the loader gives the next one in host memory
-                batch = run.ulysses_batches.part()
+                batch = ulysses.part()
             else:
                 batch = run.make_batch()
             if run.split is not None:
@@ -383,13 +380,16 @@ def _script(run: TrainingLoop) -> None:
             with _split(run, batch):
                 run.recorder.mark(Phase.FORWARD, step, micro_step)
                 with loss_region(run):
-                    outputs = forward(run, batch)
-                    if run.ulysses_batches is None:
+                    if objective is not None:
+                        loss, outputs = objective.in_script(*_both_models(run, objective), batch)
+                    elif ulysses is None:
+                        outputs = forward(run, batch)
                         loss = run.loss_of(outputs, batch)
                     else:
+                        outputs = forward(run, batch)
                         shift_labels = batch["shift_labels"]  # a name in the guides' loop
-                        loss = run.ulysses_batches.own_loss(outputs, shift_labels)
-                        loss = run.ulysses_batches.joined_loss(loss, shift_labels)
+                        loss = ulysses.own_loss(outputs, shift_labels)
+                        loss = ulysses.joined_loss(loss, shift_labels)
                 if setup.zero_grad_at is ZeroGradAt.BEFORE_BACKWARD and micro_step == 1:
                     _zero_grad(run)
                 if plain and setup.grad_accum > 1:

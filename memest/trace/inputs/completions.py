@@ -3,14 +3,15 @@
 All prompts are as long as each other, and all completions: an upper bound, as TRL pads them.
 
 Source: TRL 1.16 ``_generate_and_score_completions`` of ``trainer/grpo_trainer.py`` and
-``trainer/rloo_trainer.py``; ``_generate`` of ``experimental/online_dpo/online_dpo_trainer.py``.
+``trainer/rloo_trainer.py``; ``_generate`` of ``experimental/online_dpo/online_dpo_trainer.py``;
+ms-swift 4.6.0 ``GRPOBatch`` of ``rl_core``.
 """
 
 from __future__ import annotations
 
 import torch
 
-from memest.config.kinds import Method
+from memest.config.kinds import LogProbs, Method
 from memest.config.rollouts import Engine
 from memest.config.setup import Setup
 from memest.trace.inputs.tensors import WORD, TensorPlan
@@ -53,6 +54,8 @@ def batch_of_completions(sequences: tuple[TensorPlan, ...], setup: Setup) -> tup
     length = setup.rollouts.completion_of(seq_len)
     if setup.method.writes_pairs:
         batch *= 2
+    if setup.log_probs is LogProbs.SWIFT:
+        return _batch_of_swift(sequences, (batch, length), asks=setup.has_reference)
     out = [
         TensorPlan(name=f"{part}_{name}", shape=(batch, count), fill=fill)
         for part, count in (("prompt", seq_len - length), ("completion", length))
@@ -75,3 +78,14 @@ def batch_of_completions(sequences: tuple[TensorPlan, ...], setup: Setup) -> tup
         TensorPlan(name=name, shape=shape, dtype=torch.float32) for name, shape in numbers.items()
     ]
     return tuple(out)
+
+
+def _batch_of_swift(
+    sequences: tuple[TensorPlan, ...], shape: tuple[int, int], *, asks: bool
+) -> tuple[TensorPlan, ...]:
+    """Whole sequences, and numbers of each token of a completion, as ms-swift keeps them."""
+    names = ("advantages", "old_per_token_logps", *(("ref_per_token_logps",) * asks))
+    numbers = [TensorPlan(name=name, shape=shape, dtype=torch.float32) for name in names]
+    mask = TensorPlan(name="completion_mask", shape=shape, dtype=torch.bool, fill=1)
+    read = [each for each in sequences if each.name in ("input_ids", "attention_mask")]
+    return (*read, mask, *numbers)

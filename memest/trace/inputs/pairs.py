@@ -6,7 +6,9 @@ are not scored.
 Source: TRL 1.16 ``DataCollatorForPreference`` of ``trainer/dpo_trainer.py`` and
 ``trainer/reward_trainer.py``, ``DataCollatorForUnpairedPreference`` of ``trainer/kto_trainer.py``,
 ``DPODataCollatorWithPadding`` of ``experimental/utils.py``; LLaMA-Factory 0.9.4
-``PairwiseDataCollatorWithPadding`` of ``data/collator.py``.
+``PairwiseDataCollatorWithPadding`` of ``data/collator.py``; torchtune 0.6.1
+``padded_collate_dpo`` of ``data/_collate.py``; ms-swift 4.6.0 ``_rlhf_data_collator`` of
+``template/base.py``.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from dataclasses import replace
 
 import torch
 
-from memest.config.kinds import LogProbs, Method
+from memest.config.kinds import Method
 from memest.config.setup import Setup
 from memest.trace.inputs.tensors import TensorPlan
 
@@ -40,8 +42,10 @@ def batch_of_pairs(
         setup: counts pairs, or under KTO answers.
     """
     method, batch = setup.method, setup.batch
-    if setup.log_probs is LogProbs.FLOAT32:
+    if setup.log_probs.is_put_together:
         twice = _sequences(plan, setup, 2)
+        if method is Method.REWARD:
+            return tuple(twice.values())
         return (*twice.values(), replace(twice["input_ids"], name="labels"))
     once = _sequences(plan, setup, 1)
     if method.makes_all_logits:

@@ -17,6 +17,8 @@ from memest.errors import ConfigError
 from memest.trace.losses.fused_head import fused_head, has_router_loss
 from memest.trace.losses.online_dpo import TrainingStep, online_dpo_step
 from memest.trace.losses.preference import LossOfPairs, loss_of_pairs
+from memest.trace.losses.preference_logits import Batch, Call
+from memest.trace.losses.preference_recipes import ScriptLoss, torchtune_dpo
 from memest.trace.losses.rollouts import loss_of_rollouts
 from memest.trace.losses.trl import parts_for_trl
 from memest.trace.model.adapters import base_of, copy_kept_dtypes
@@ -37,27 +39,37 @@ class Objective:
     """What the Trainer's ``compute_loss`` does in place of one forward.
 
     Attributes:
-        loss: calls the model, and the reference where it has one; None where there is a step.
+        loss: calls the model, and the reference where it has one; None where there is a step or a
+            script.
+        script: the same in a script's loop; None for the Trainer's.
         step: all of ``training_step``, of a trainer that has its own; None for transformers'.
         trained: the model.
         reference: a second model; None where the trained one stands for it, its adapters off, or
             where there is none.
+        recomputes_reference: checkpointing stays on while the reference is asked.
     """
 
     loss: LossOfPairs | None = None
+    script: ScriptLoss | None = None
     step: TrainingStep | None = None
     trained: Any
     reference: torch.nn.Module | None = None
+    recomputes_reference: bool = False
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
         """While the reference is asked: adapters are off, and a loss has nothing recomputed."""
         adapted = self.reference is None
         with (
-            self.recomputing_nothing() if self.step is None else nullcontext(),
+            nullcontext() if self.step or self.recomputes_reference else self.recomputing_nothing(),
             self.trained.disable_adapter() if adapted else nullcontext(),
         ):
             yield
+
+    def in_script(self, model: Call, reference: Call, batch: Batch) -> tuple[torch.Tensor, Any]:
+        """The loss of a script's loop, and what its names keep."""
+        assert self.script is not None
+        return self.script(model, reference, batch)
 
     def recomputing_nothing(self) -> AbstractContextManager[None]:
         """``disable_gradient_checkpointing`` of the trained model."""
@@ -82,8 +94,9 @@ def objective_of(model: Any, setup: Setup) -> Iterator[Objective | None]:
     base = base_of(model)
     asks = setup.has_reference
     reference = _reference_of(base, setup) if asks and base is model else None
+    of_torchtune = setup.log_probs is LogProbs.TORCHTUNE
     with ExitStack() as stack:
-        if method not in (Method.GRPO, Method.RLOO):  # disable_dropout
+        if method not in (Method.GRPO, Method.RLOO) and not of_torchtune:  # disable_dropout
             stack.enter_context(without_dropout(model))
         if setup.scores_by_fused_head:
             flag = f"--method {method}"
@@ -108,10 +121,22 @@ def objective_of(model: Any, setup: Setup) -> Iterator[Objective | None]:
         if method.writes_pairs:
             yield Objective(step=online_dpo_step, trained=model, reference=reference)
             return
-        loss = (
-            loss_of_rollouts(method) if method.generates else loss_of_pairs(method, setup.log_probs)
+        if of_torchtune:
+            yield Objective(
+                script=torchtune_dpo,
+                trained=model,
+                reference=reference,
+                recomputes_reference=True,
+            )
+            return
+        by_trl = method.generates and setup.log_probs is LogProbs.FUSED
+        loss = loss_of_rollouts(method) if by_trl else loss_of_pairs(method, setup.log_probs)
+        yield Objective(
+            loss=loss,
+            trained=model,
+            reference=reference,
+            recomputes_reference=setup.log_probs is LogProbs.SWIFT,
         )
-        yield Objective(loss=loss, trained=model, reference=reference)
 
 
 def _reference_of(model: torch.nn.Module, setup: Setup) -> Any:

@@ -41,6 +41,7 @@ from memest.trace.losses.preference_logits import (
     loss_of_ratios,
     orpo,
 )
+from memest.trace.losses.preference_recipes import SWIFT_LOSSES
 
 __all__ = ["LossOfPairs", "loss_of_pairs"]
 
@@ -52,6 +53,8 @@ def loss_of_pairs(method: Method, log_probs: LogProbs) -> LossOfPairs:
         method: one of preferences.
         log_probs: where its log-probabilities come from.
     """
+    if log_probs is LogProbs.SWIFT:
+        return SWIFT_LOSSES[method]
     return _LOSSES[method] if log_probs is LogProbs.FUSED else LOSSES_OF_LOGITS[log_probs][method]
 
 

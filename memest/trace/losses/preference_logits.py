@@ -33,6 +33,7 @@ __all__ = [
     "fetch",
     "loss_of_ratios",
     "orpo",
+    "selected",
 ]
 
 Batch = Mapping[str, Any]
@@ -96,6 +97,8 @@ class _SelectedLogProbs(torch.autograd.Function):
 
 def _concatenated(inputs: Batch) -> dict[str, torch.Tensor]:
     """``concatenated_inputs``: chosen answers, then rejected ones."""
+    if "labels" in inputs:  # ms-swift's collator has put them together
+        return dict(inputs)
     names = ("input_ids", "attention_mask", "labels")
     return {
         name: torch.cat((inputs[f"chosen_{name}"], inputs[f"rejected_{name}"]), dim=0)
@@ -164,7 +167,7 @@ def orpo(model: Call, _: Call, inputs: Batch, *, select: Select = _fused_selecte
     outputs = model(
         input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False
     )
-    all_logits, number = outputs.logits, inputs["chosen_labels"].shape[0]
+    all_logits, number = outputs.logits, len(batch["labels"]) // 2
     labels = batch["input_ids"].clone()
     labels = torch.where(batch["attention_mask"] == 1, labels, IGNORED)
     own_loss = _mean_loss(all_logits[:number], labels[:number])
@@ -203,7 +206,7 @@ def cpo(
     outputs = model(
         input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False
     )
-    all_logits, number = outputs.logits, inputs["chosen_labels"].shape[0]
+    all_logits, number = outputs.logits, len(batch["labels"]) // 2
     labels = batch["labels"].clone()
     if simple:
         own_loss = torch.zeros((), device=all_logits.device)
@@ -239,7 +242,7 @@ def _dpo(model: Call, reference: Call, inputs: Batch, *, averages: bool = False)
     input_ids, completion_mask = inputs["input_ids"], inputs["completion_mask"]
     logits, labels = outputs.logits[..., :-1, :], input_ids[..., 1:]
     mask = completion_mask[..., 1:]
-    per_token = _selected(logits, labels)
+    per_token = selected(logits, labels)
     per_token[mask == 0] = 0.0
     log_probs = per_token.sum(dim=1)
     chosen, rejected = log_probs.chunk(2, dim=0)
@@ -249,7 +252,7 @@ def _dpo(model: Call, reference: Call, inputs: Batch, *, averages: bool = False)
         with torch.no_grad():
             ref_outputs = reference(**model_inputs, use_cache=False)
         ref_logits = ref_outputs.logits[..., :-1, :]
-        ref_per_token = _selected(ref_logits, labels)
+        ref_per_token = selected(ref_logits, labels)
         ref_per_token[mask == 0] = 0.0
         ref_log_probs = ref_per_token.sum(dim=1)
         ref_chosen, ref_rejected = ref_log_probs.chunk(2, dim=0)
@@ -269,7 +272,7 @@ def _dpo(model: Call, reference: Call, inputs: Batch, *, averages: bool = False)
     return loss
 
 
-def _selected(logits: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def selected(logits: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """``selective_log_softmax``: one sequence after the other."""
     index = index.unsqueeze(-1)
     if logits.dtype is torch.float32:
@@ -368,9 +371,9 @@ LOSSES_OF_LOGITS: dict[LogProbs, dict[Method, LossOfPairs]] = {
     LogProbs.LOGITS: {
         Method.DPO: _dpo,
         Method.IPO: partial(_dpo, averages=True),
-        Method.ORPO: partial(orpo, select=_selected),
-        Method.CPO: partial(cpo, select=_selected),
-        Method.SIMPO: partial(cpo, simple=True, select=_selected),
+        Method.ORPO: partial(orpo, select=selected),
+        Method.CPO: partial(cpo, select=selected),
+        Method.SIMPO: partial(cpo, simple=True, select=selected),
     },
     LogProbs.FLOAT32: {
         Method.DPO: partial(_float32, averages=False, asks=True),

@@ -136,6 +136,8 @@ def test_nothing_bounds_what_a_script_does_that_is_not_here_and_says_nothing():
     [
         ("deepspeed --module openrlhf.cli.train_dpo --pretrain gpt2 --beta 0.1", "OpenRLHF"),
         ("python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo", "verl"),
+        ("deepspeed openrlhf/cli/train_kto.py --pretrain gpt2 --max_len 2048", "OpenRLHF"),
+        ("python3 /home/me/verl/verl/trainer/main_ppo.py actor.model.path=gpt2", "verl"),
     ],
 )
 def test_a_framework_that_nobody_reads_is_refused_by_its_name(command, framework):

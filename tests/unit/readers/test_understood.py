@@ -307,7 +307,25 @@ FILES = {
     "torchtune prefers, by its loss alone": (
         {"model": {"_component_": "torchtune.models.llama3_1.lora_llama3_1_8b"},
          "loss": {"_component_": "torchtune.rlhf.loss.DPOLoss", "beta": 0.1}, "batch_size": 4},
-        {"batch": 4, "fsdp": None}, "reference model", "",
+        {"batch": 4, "fsdp": None, "method": "dpo", "log_probs": "torchtune"}, "", "",
+    ),
+    "torchtune prefers, all weights": (
+        {"model": {"_component_": "torchtune.models.llama3_1.llama3_1_8b"},
+         "loss": {"_component_": "torchtune.rlhf.loss.DPOLoss"}, "ref_checkpointer": {"a": 1}},
+        {"method": None}, "reference model", "",
+    ),
+    "torchtune's DPO by another recipe": (
+        {"model": {"_component_": "torchtune.models.llama3_1.lora_llama3_1_8b"},
+         "loss": {"_component_": "torchtune.rlhf.loss.SimPOLoss"}},
+        {"method": None}, "pairs", "",
+    ),
+    "GRPO with a head in float32": (
+        {"model_name_or_path": "gpt2", "num_generations": 8, "use_vllm": True,
+         "cast_lm_head_to_fp32": True}, {"method": "grpo"}, "float32", "",
+    ),
+    "GRPO with a head as it is": (
+        {"model_name_or_path": "gpt2", "num_generations": 8, "use_vllm": True,
+         "cast_lm_head_to_fp32": False}, {"method": "grpo"}, "", "",
     ),
     "torchtune has a teacher": (
         {"model": {"_component_": "torchtune.models.llama3_1.lora_llama3_1_8b"},
@@ -520,7 +538,48 @@ COMMANDS = {
         "swift rlhf --rlhf_type grpo --model m --offload_optimizer true --deepspeed zero2",
         {"zero": 2, "offload_optimizer": None}, True,
     ),
-    "swift rlhf prefers unasked": ("swift rlhf --model m", {}, True),
+    "swift rlhf prefers unasked": (
+        "swift rlhf --model m", {"method": "dpo", "log_probs": "ms-swift", "peft": "lora"}, False,
+    ),
+    "swift rlhf averages": (
+        "swift rlhf --model m --rlhf_type dpo --loss_type ipo", {"method": "ipo"}, False,
+    ),
+    "swift rlhf of rewards": (
+        "swift rlhf --model m --rlhf_type rm --center_rewards_coefficient 0.01",
+        {"method": "reward"}, False,
+    ),
+    "swift's SimPO has the loss of CPO": (
+        "swift rlhf --model m --rlhf_type simpo --simpo_gamma 1", {"method": "cpo"}, False,
+    ),
+    "swift's SimPO without it": (
+        "swift rlhf --model m --rlhf_type simpo --cpo_alpha 0", {"method": "simpo"}, False,
+    ),
+    "swift's GRPO by a server": (
+        ("swift rlhf --model m --rlhf_type grpo --use_vllm true --vllm_mode server "
+        "--max_length 300 --max_completion_length 200 --num_generations 8 --reward_funcs format"),
+        {"method": "grpo", "log_probs": "ms-swift", "engine": "server", "completion_len": 200,
+         "seq_len": 500, "kl_beta": 0.04, "grad_accum": 1}, False,
+    ),
+    "swift's GRPO beside vLLM": (
+        ("swift rlhf --model m --rlhf_type grpo --use_vllm true --vllm_mode colocate --beta 0 "
+        "--sleep_level 1 --max_new_tokens 100 --max_completion_length 200"),
+        {"engine": "vllm", "engine_share": 0.9, "engine_sleeps": True, "completion_len": 100,
+         "kl_beta": 0}, False,
+    ),
+    "swift's GRPO with a reward model": (
+        ("swift rlhf --model m --rlhf_type grpo --use_vllm true --vllm_mode server "
+        "--reward_model n"), {"method": "grpo"}, True,
+    ),
+    "swift's GRPO of entropies": (
+        ("swift rlhf --model m --rlhf_type grpo --use_vllm true --vllm_mode server "
+        "--log_entropy true"), {"method": None}, True,
+    ),
+    "swift rlhf without padding": (
+        "swift rlhf --model m --rlhf_type dpo --padding_free true", {"method": None}, True,
+    ),
+    "swift rlhf with another reference": (
+        "swift rlhf --model m --tuner_type full --ref_model n", {"method": None}, True,
+    ),
     "swift's own script": (
         "torchrun --nproc_per_node 8 /home/me/ms-swift/swift/cli/rlhf.py --model m --rlhf_type kto",
         {"num_gpus": 8, "grad_accum": 2}, True,

@@ -1,0 +1,120 @@
+"""Preference losses of torchtune and ms-swift: what of all logits is alive, and for how long.
+
+Their own functions (torchtune 0.6.1; DPO, IPO and GRPO of ms-swift 4.6.0 over TRL 0.29) were run on
+meta in place of these once: every allocation and free from 2 KiB on was the same, in order.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from memest import ConfigError
+from memest.catalog.resolve import ModelSource
+from memest.config.options import setup_from_options
+from memest.config.setup import Setup
+from memest.events import ALLOC, FREE, MARK
+from memest.trace import session
+from memest.trace.training import TracePlan
+from support.cases import GPU
+from support.small_llama import LLAMA
+
+LORA = {"adapter": {"peft_type": "LORA", "r": 8}}
+SEQUENCES, LENGTH = 8, 96
+TOKENS = SEQUENCES * LENGTH * LLAMA["vocab_size"]
+TORCHTUNE = {"method": "dpo", "log_probs": "torchtune", "loop": "plain", **LORA}
+SWIFT = {"method": "dpo", "log_probs": "ms-swift", **LORA}
+
+
+def _lives(options):
+    """Sizes of storages, and the phases (in order of the trace) of their births and deaths."""
+    setup = Setup(batch=4, seq_len=LENGTH, dtype="bfloat16", optim="none", **options)
+    source = ModelSource(kind="file", id="small", config=LLAMA, provenance="test")
+    trace = session.trace_built(
+        session.build(setup, source, None, None, None), setup, GPU, TracePlan(steps=2)
+    )
+    phase, phases, born, died = -1, [], {}, {}
+    for kind, index in trace.decode():
+        if kind == MARK:
+            phases.append(str(trace.marks[index].phase))
+            phase += 1
+        elif kind == ALLOC:
+            born[index] = phase
+        elif kind == FREE:
+            died[index] = phase
+    return [(trace.sizes[i], at, died.get(i, len(phases))) for i, at in born.items()], phases
+
+
+def test_torchtune_keeps_the_logits_of_the_reference_until_it_is_asked_again():
+    lives, phases = _lives(TORCHTUNE)
+
+    kept = [(born, died) for size, born, died in lives if size == 4 * TOKENS and died > born + 1]
+
+    # "_" of the first step lives through backward and update into the forward of the second
+    forwards = [number for number, name in enumerate(phases) if name == "forward"]
+    assert (forwards[0], forwards[1]) in kept
+
+
+def test_torchtune_makes_logarithms_of_all_logits_in_float32_and_keeps_them_for_backward():
+    lives, _ = _lives(TORCHTUNE)
+
+    length = LENGTH - 1
+    of_logarithms = 4 * TOKENS // LENGTH * length
+    in_forward = [died - born for size, born, died in lives if size == of_logarithms]
+    # of each step a divided copy by both models, and logarithms by both, of which one is kept
+    assert in_forward.count(1) == 2
+    assert in_forward.count(0) >= 6
+
+
+def test_ms_swift_makes_logarithms_of_one_sequence_at_a_time():
+    lives, _ = _lives(SWIFT)
+
+    of_one = 2 * TOKENS // SEQUENCES
+    lives_of_one = [died - born for size, born, died in lives if size == of_one]
+    # of each of two steps the model's wait for backward, the reference's go at once
+    assert lives_of_one.count(1) == 2 * SEQUENCES
+    assert lives_of_one.count(0) >= 2 * SEQUENCES
+
+
+def test_ms_swift_lets_go_of_the_logits_of_halves_before_backward():
+    lives, phases = _lives(SWIFT)
+
+    whole = [(born, died) for size, born, died in lives if size == 2 * TOKENS]
+    in_forward = [life for life in whole if phases[life[0]] == "forward"]
+    assert len(in_forward) >= 4
+    assert all(born == died for born, died in in_forward)
+
+
+def test_grpo_of_ms_swift_makes_logits_of_completions_alone():
+    completion = 40
+    rollouts = {"completion_len": completion, "kl_beta": 0.04, "engine": "server"}
+    lives, _ = _lives({"method": "grpo", "log_probs": "ms-swift", "rollouts": rollouts, **LORA})
+
+    per_token = 2 * LLAMA["vocab_size"]
+    assert any(size == 4 * (completion + 1) * per_token for size, _, _ in lives)
+    assert not any(size >= 4 * LENGTH * per_token for size, _, _ in lives)
+    kept = [died - born for size, born, died in lives if size == completion * per_token]
+    assert kept.count(1) == 2 * 4
+
+
+def test_grpo_of_ms_swift_is_refused_where_what_is_gathered_was_not_checked():
+    with pytest.raises(ConfigError, match="was not checked; DDP and --zero 2 are priced"):
+        setup_from_options(method="grpo", log_probs="ms-swift", engine="server", zero=3, num_gpus=2)
+
+
+@pytest.mark.parametrize(
+    ("method", "log_probs"),
+    [*itertools.product(("orpo", "kto", "reward"), ("torchtune",)), ("kto", "ms-swift"),
+     ("grpo", "torchtune"), ("rloo", "ms-swift")],
+)  # fmt: skip
+def test_what_no_such_trainer_computes_is_refused(method, log_probs):
+    loop = "plain" if log_probs == "torchtune" else "trainer"
+
+    with pytest.raises(ConfigError, match=f"--log-probs {log_probs}"):
+        Setup(method=method, log_probs=log_probs, loop=loop)
+
+
+def test_the_loop_of_torchtune_is_asked_for():
+    with pytest.raises(ConfigError, match="--loop plain --no-bf16"):
+        Setup(method="dpo", log_probs="torchtune")
