@@ -20,7 +20,7 @@ from memest.app.uploads import (
     temporary,
 )
 from memest.catalog.models import lookup
-from memest.errors import ConfigError, MemestError, ModelLoadError
+from memest.errors import ConfigError, MemestError
 from memest.estimation.calibration_files import read_calibration
 from memest.estimation.gpu_target import calibration_folders
 from memest.files.folders import data_folder
