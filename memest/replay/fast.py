@@ -193,7 +193,7 @@ def _pools(
         bytes([size > SMALL_SIZE for size in rounded]) if 0 in rounded else small.translate(_NOT)
     )
     both: tuple[list[_Pool], list[_Pool]] = [], []
-    for stream in sorted(set(streams)) or [None]:
+    for stream in (*sorted(set(streams)),) or (None,):
         for pools, inside in zip(both, (small, large), strict=True):
             key = inside, stream
             partition = _recall(chains, key)
