@@ -16,8 +16,8 @@ from memest.trace import generation
 from support.small_llama import LLAMA
 
 QUESTION = {
-    "method": "grpo", "batch": 4, "seq_len": 64, "bf16": True, "gpu": "rtx-4090",
-    "max_batch": False,
+    "method": "grpo", "batch": 4, "num_generations": 4, "seq_len": 64, "bf16": True,
+    "gpu": "rtx-4090", "max_batch": False,
 }  # fmt: skip
 trace = Tracer.evaluation
 VLLM = {**QUESTION, "engine": "vllm"}
