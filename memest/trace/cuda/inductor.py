@@ -98,8 +98,7 @@ def inductor_without_gpu(
         compile_fx.view_to_reshape(gm)
         _relabel(gm, _META, _CUDA)
         inputs = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
-        # here alone are fake CUDA tensors; a look at each operator's arguments is not free
-        with patch_attributes((FakeTensorMode, "dispatch", on_meta)), quick_trees():
+        with quick_trees():
             return original_compile(gm, inputs, **options)
 
     def to_module(graph: Any) -> Any:
@@ -120,7 +119,6 @@ def inductor_without_gpu(
             return compile_fx.compile_fx(gm, example_inputs, inner_compile=compile_inner)
 
     scatter = reinplace._inplace_generalized_scatter
-    on_meta = _dispatch_on_meta(FakeTensorMode.dispatch)
     changes = (
         (compile_fx, "_recursive_joint_graph_passes", joint_passes),
         (compile_fx, "fake_tensor_prop", _values_are_there),
@@ -128,6 +126,7 @@ def inductor_without_gpu(
         (GraphLowering, "compile_to_module", to_module),
         (reinplace, "_inplace_generalized_scatter", _on_meta(scatter)),
         (partitioners, "functionalize_rng_ops", _without_rng_states),
+        (FakeTensorMode, "dispatch", _dispatch_on_meta(FakeTensorMode.dispatch)),
     )
     with (
         second.may_work(),
