@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from memest.config.kinds import Fsdp, Loop, Method, Task
+from memest.config.kinds import Fsdp, LogProbs, Loop, Method, Task
 from memest.config.life import Life, LifePart
 from memest.config.quantization import Format, Quantization
 from memest.config.training_run import TrainingRun
@@ -92,7 +92,7 @@ _ROWS = (
         "Change --batch, --grad-accum or --steps-per-generation, or name --num-generations",
     ),
     Idle(
-        lambda s, _: s.method is Method.KTO and s.batch == 1,
+        lambda s, _: s.method is Method.KTO and s.batch == 1 and s.log_probs is LogProbs.FUSED,
         "--batch 1 with --method kto: TRL stops, because its divergence is that of an answer and "
         "another one of the batch. Write --batch 2",
     ),
