@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from memest.config.kinds import Fsdp, Loop, Method, Task
+from memest.config.kinds import Fsdp, LogProbs, Loop, Method, Task
 from memest.config.life import Life, LifePart
 from memest.config.quantization import Format, Quantization
 from memest.config.training_run import TrainingRun
@@ -97,8 +97,13 @@ _ROWS = (
         stops=True,
     ),
     Idle(
-        # a loss that needs no divergence is among what is overpriced (apo_zero_unpaired)
-        lambda s, _: s.method is Method.KTO and s.batch == 1 and not s.overpriced,
+        # TRL's own; and a loss that needs no divergence is overpriced (apo_zero_unpaired)
+        lambda s, _: (
+            s.method is Method.KTO
+            and s.batch == 1
+            and s.log_probs is LogProbs.FUSED
+            and not s.overpriced
+        ),
         "--batch 1 with --method kto: TRL stops, because its divergence is that of an answer and "
         "another one of the batch. Write --batch 2",
         stops=True,

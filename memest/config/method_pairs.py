@@ -23,7 +23,7 @@ def _has_losses_of(log_probs: LogProbs, method: Method) -> bool:
     if log_probs is LogProbs.TORCHTUNE:
         return method is Method.DPO
     if log_probs is LogProbs.SWIFT:
-        return method not in (Method.KTO, Method.RLOO, Method.ONLINE_DPO)
+        return method not in (Method.RLOO, Method.ONLINE_DPO)
     if log_probs is LogProbs.FUSED:
         return True
     return method in (Method.DPO, Method.IPO, Method.ORPO, Method.SIMPO) or (

@@ -61,9 +61,12 @@ def with_engine(peaks: Peaks, target: TargetGpu, run: Run, stream: Stream) -> Pe
     weights = run.counts[3] if quantised else run.counts[0] * _WEIGHT_BYTES
     least = math.ceil(100 * (weights / total + _CACHE_SHARE)) / 100
     if share <= weights:
+        larger = f"Write --engine-share {least:.2f}, or take a larger GPU."
+        if least > 1:
+            larger = "No share of this GPU holds both: take a larger one, or write --engine server."
         raise UnfitGpuError(
             f"vLLM's share is {size}, and its own weights take {format_size(weights)}: it needs "
-            f"room for them and a cache. Write --engine-share {least:.2f}, or take a larger GPU.",
+            f"room for them and a cache. {larger}",
             "vLLM's share does not hold its weights",
         )
     rest = f"its weights take {format_size(weights)} of that, activations and cache the rest"

@@ -179,6 +179,9 @@ def _preference(keys: DocumentKeys, kind: str) -> None:
         keys.set_at("log_probs", "ms-swift", origin)
         if method == "grpo":
             _completions(keys)
+        if method == "kto" and keys.document.get("loss_type") in _WITHOUT_KL:
+            why = "it estimates no divergence from other answers, which is priced"
+            keys.miss("loss_type", Saving(f"apo_zero_unpaired: {why}"))
         why = f"a setting of {kind} that changes no size"
     keys.pass_over([key for key in keys.remaining if OF_METHODS.match(key)], why)
 
@@ -193,7 +196,7 @@ def _method_of(keys: DocumentKeys, kind: str) -> str | None:
     loss = keys.document.get("loss_type")
     if kind == "dpo" and loss in ("ipo", ["ipo"]):
         return "ipo"
-    return {"dpo": "dpo", "orpo": "orpo", "rm": "reward", "grpo": "grpo"}.get(kind)
+    return {"dpo": "dpo", "kto": "kto", "orpo": "orpo", "rm": "reward", "grpo": "grpo"}.get(kind)
 
 
 def _completions(keys: DocumentKeys) -> None:
@@ -224,6 +227,7 @@ def _completions(keys: DocumentKeys) -> None:
         keys.miss("reward_model", f"the reward model {rewards} on the same GPU")
 
 
+_WITHOUT_KL = ("apo_zero_unpaired", ["apo_zero_unpaired"])
 _COMPLETION = "max_completion_length"
 
 

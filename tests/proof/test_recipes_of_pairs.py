@@ -1,7 +1,7 @@
 """Preference losses of torchtune and ms-swift: what of all logits is alive, and for how long.
 
-Their own functions (torchtune 0.6.1; DPO, IPO and GRPO of ms-swift 4.6.0 over TRL 0.29) were run on
-meta in place of these once: every allocation and free from 2 KiB on was the same, in order.
+Their own functions (torchtune 0.6.1; DPO, IPO, KTO and GRPO of ms-swift 4.6.0 over TRL 0.29) were
+run on meta in place of these once: every allocation and free from 2 KiB on was the same, in order.
 """
 
 from __future__ import annotations
@@ -86,6 +86,15 @@ def test_ms_swift_lets_go_of_the_logits_of_halves_before_backward():
     assert all(born == died for born, died in in_forward)
 
 
+def test_kto_of_ms_swift_lets_go_of_the_logits_of_its_divergence_before_the_others_are_made():
+    lives, _ = _lives({**SWIFT, "method": "kto"})
+
+    of_answers = 2 * TOKENS // 2  # four answers
+    at_once = [(born, died) for size, born, died in lives if size == of_answers]
+    # by both models, of the divergence and of the answers, in each of two steps
+    assert len([life for life in at_once if life[0] == life[1]]) >= 8
+
+
 def test_grpo_of_ms_swift_makes_logits_of_completions_alone():
     completion = 40
     rollouts = {"completion_len": completion, "kl_beta": 0.04, "engine": "server"}
@@ -105,7 +114,7 @@ def test_grpo_of_ms_swift_is_refused_where_what_is_gathered_was_not_checked():
 
 @pytest.mark.parametrize(
     ("method", "log_probs"),
-    [*itertools.product(("orpo", "kto", "reward"), ("torchtune",)), ("kto", "ms-swift"),
+    [*itertools.product(("orpo", "kto", "reward"), ("torchtune",)),
      ("grpo", "torchtune"), ("rloo", "ms-swift")],
 )  # fmt: skip
 def test_what_no_such_trainer_computes_is_refused(method, log_probs):

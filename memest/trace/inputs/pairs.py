@@ -42,6 +42,14 @@ def batch_of_pairs(
         setup: counts pairs, or under KTO answers.
     """
     method, batch = setup.method, setup.batch
+    if method is Method.KTO and setup.log_probs.is_put_together:
+        once = _sequences(plan, setup, 1)
+        labels = replace(once["input_ids"], name="labels")
+        return tuple(
+            replace(each, name=start + each.name)
+            for start in ("", "KL_")
+            for each in (*once.values(), labels)
+        )
     if setup.log_probs.is_put_together:
         twice = _sequences(plan, setup, 2)
         if method is Method.REWARD:

@@ -9,8 +9,8 @@ ms-swift        logits as the model gives them; the logarithms of one sequence a
 
 Source: torchtune 0.6.1 ``recipes/lora_dpo_single_device.py`` (``concatenated_forward``, ``train``),
 ``rlhf/sequence_processing.py``, ``rlhf/loss/dpo.py``; ms-swift 4.6.0
-``rlhf_trainers/dpo_trainer.py``, ``rlhf_mixin.py``, ``reward_trainer.py``, ``orpo_trainer.py`` and
-``cpo_trainer.py`` over TRL 0.29, ``grpo_trainer.py``.
+``rlhf_trainers/dpo_trainer.py``, ``rlhf_mixin.py``, ``kto_trainer.py``, ``reward_trainer.py``,
+``orpo_trainer.py`` and ``cpo_trainer.py`` over TRL 0.29, ``grpo_trainer.py``.
 """
 
 from __future__ import annotations
@@ -163,16 +163,64 @@ def _swift_forward(model: Call, inputs: Batch, *, trains: bool) -> dict[str, tor
     return output
 
 
-def _per_token(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _per_token(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    reduce: Callable[[torch.Tensor, int], torch.Tensor] = torch.Tensor.mean,
+) -> tuple[torch.Tensor, ...]:
     """``get_per_token_logps``: log-probabilities and mean logits of the tokens that count."""
     mask = labels != IGNORED
     labels = labels.clone()
     labels[~mask] = 0
-    means = logits.mean(-1)
+    means = reduce(logits, -1)
     per_token = selected(logits, labels)
     per_token[~mask] = 0
     means[~mask] = 0
     return per_token, means, mask
+
+
+def _swift_kto(model: Call, reference: Call, inputs: Batch) -> torch.Tensor:
+    """``KTOTrainer.get_batch_loss_metrics``: every other answer is a wanted one."""
+    num_chosen = (len(inputs["labels"]) + 1) // 2
+    chosen, rejected, chosen_logits, rejected_logits, kl_log_probs = _swift_answers(model, inputs)
+    with torch.no_grad():
+        ref_chosen, ref_rejected, _, _, ref_kl_log_probs = _swift_answers(reference, inputs)
+    kl = (kl_log_probs - ref_kl_log_probs).mean().detach()
+    kl = kl.mean().clamp(min=0)
+    chosen_ratios = chosen - ref_chosen
+    chosen_losses = 1 - functional.sigmoid(BETA * (chosen_ratios - kl))
+    chosen_rewards = BETA * chosen_ratios.detach()
+    rejected_ratios = rejected - ref_rejected
+    rejected_losses = 1 - functional.sigmoid(BETA * (kl - rejected_ratios))
+    rejected_rewards = BETA * rejected_ratios.detach()
+    losses = torch.cat((1.0 * chosen_losses, 1.0 * rejected_losses), 0)
+    logged = [chosen_rewards, chosen, chosen_logits] if num_chosen else []
+    for values in (*logged, rejected_rewards, rejected, rejected_logits):
+        fetch(values.nansum().nansum())
+    return losses.nanmean()
+
+
+def _swift_answers(model: Call, inputs: Batch) -> tuple[torch.Tensor, ...]:
+    """``forward`` of KTOTrainer: log-probabilities and sums of logits, and those of the KL."""
+    kl_inputs = {name: inputs[f"KL_{name}"] for name in MODEL_INPUTS}
+    with torch.no_grad():
+        kl_logits = model(**kl_inputs, use_cache=False).logits
+    kl_log_probs, _ = _of_answers(kl_logits, inputs["KL_labels"])
+    del kl_logits
+    model_inputs = {name: inputs[name] for name in MODEL_INPUTS}
+    outputs = model(**model_inputs, use_cache=False)
+    log_probs, logits = _of_answers(outputs.logits, inputs["labels"])
+    chosen_rows = list(range(0, len(log_probs), 2))
+    rejected_rows = list(range(1, len(log_probs), 2))
+    chosen, rejected = log_probs[chosen_rows, ...], log_probs[rejected_rows, ...]
+    return chosen, rejected, logits[chosen_rows], logits[rejected_rows], kl_log_probs
+
+
+def _of_answers(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``get_batch_logps`` of KTOTrainer: sums over answers."""
+    labels = torch.roll(labels, shifts=-1, dims=1)
+    per_token, sums, _ = _per_token(logits, labels, reduce=torch.Tensor.sum)
+    return per_token.sum(-1), sums.sum(-1)
 
 
 def _swift_reward(model: Call, _: Call, inputs: Batch) -> torch.Tensor:
@@ -228,6 +276,7 @@ def _swift_scores(model: Call, inputs: Batch, length: int) -> torch.Tensor:
 SWIFT_LOSSES: dict[Method, LossOfPairs] = {
     Method.DPO: _swift_dpo,
     Method.IPO: partial(_swift_dpo, averages=True),
+    Method.KTO: _swift_kto,
     Method.ORPO: partial(orpo, select=selected),
     Method.CPO: partial(cpo, select=selected),
     Method.SIMPO: partial(cpo, simple=True, select=selected),

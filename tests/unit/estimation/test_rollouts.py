@@ -170,6 +170,16 @@ def test_a_share_that_does_not_hold_the_engine_s_weights_is_told(model):
         memest.estimate(model, **VLLM, engine_share=1e-4)
 
 
+def test_where_no_share_holds_the_engine_s_weights_none_is_proposed(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 8_000_000}))
+    question = {**VLLM, "gpu": None, "gpu_memory": "700MiB", "engine_share": 0.5}
+
+    with pytest.raises(memest.ConfigError, match="No share of this GPU holds both") as refused:
+        memest.estimate(str(tmp_path), **question)
+
+    assert "--engine-share" not in str(refused.value).partition("take")[2]
+
+
 @pytest.mark.slow
 def test_a_generation_in_autocast_computes_in_it(model):
     """accelerate puts autocast into the model's forward, which ``generate`` calls."""

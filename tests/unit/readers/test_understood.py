@@ -582,7 +582,11 @@ COMMANDS = {
     ),
     "swift's own script": (
         "torchrun --nproc_per_node 8 /home/me/ms-swift/swift/cli/rlhf.py --model m --rlhf_type kto",
-        {"num_gpus": 8, "grad_accum": 2}, True,
+        {"num_gpus": 8, "grad_accum": 2, "method": "kto", "log_probs": "ms-swift"}, False,
+    ),
+    "swift's KTO without a divergence": (
+        "swift rlhf --model m --rlhf_type kto --loss_type apo_zero_unpaired",
+        {"method": "kto"}, False,
     ),
     "swift's own module": (
         "python -m swift.cli.sft --model m --galore_rank 3", {"grad_accum": 16}, False,
