@@ -2,7 +2,8 @@
 
 Source: ms-swift 4.6.0: ``arguments/`` (fields and defaults), ``trainers/arguments.py`` and
 ``trainers/mixin.py`` (batch, accumulation, checkpointing, logits), ``pipelines/train/tuner.py``
-(what trains), ``config/*.json`` (presets); 3.12.6 has the same under ``llm/argument``, and calls
+(what trains), ``config/*.json`` (presets), ``rlhf_args.py`` and
+``rlhf_trainers/args_mixin.py`` (of methods); 3.12.6 has the same under ``llm/argument``, and calls
 ``tuner_type`` ``train_type``; of 2.6.1, ``llm/utils/argument.py``, its names and its defaults.
 """
 
