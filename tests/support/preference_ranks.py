@@ -11,6 +11,7 @@ from support.rank_processes import STEPS, join_group, measure_rank, real_ranks
 from support.ranks import (
     MESH_NAMES,
     apply_fsdp1,
+    apply_fsdp2,
     dims_of,
     make_optimizer_of,
     mesh_of,
@@ -50,9 +51,15 @@ def _be_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
             if objective.reference is not None:
                 _prepare_reference(objective.reference, setup)
             flattens = setup.distributed.flattens
-            model = (apply_fsdp1 if flattens else prepare_fsdp2)(twins.real, setup)
+            if objective.script:
+                reshards = setup.distributed.fsdp == "full_shard"
+                mesh = mesh_of(setup, ("replicate", "shard"))
+                model = apply_fsdp2(twins.real, mesh, reshards=reshards)
+            else:
+                model = (apply_fsdp1 if flattens else prepare_fsdp2)(twins.real, setup)
             optimizer = make_optimizer(model)
-            train_for_preference(
+            train = train_in_script if objective.script else train_for_preference
+            train(
                 model, objective, objective.reference or model, setup, batches,
                 bool if flattens else model.set_requires_gradient_sync,
                 lambda loss: loss.backward(), optimizer.step,
@@ -192,6 +199,43 @@ def train_for_preference(
         zero_grad()
     mark(f"batch {STEPS + 1} 0")
     del samples, inputs
+
+
+def train_in_script(
+    model: Any, objective: Any, reference: Any, setup: Any, batches: Any,
+    _: Any, backward: Any, step: Any, zero_grad: Any, __: Any,
+) -> None:  # fmt: skip
+    """The loop of a recipe, whose names keep what its loss returns until they are bound anew.
+
+    Gradients are reduced in every micro-step.
+    """
+    import torch
+
+    from memest.calibration.running.cpu_memory import mark
+
+    def ask(**inputs: Any) -> Any:
+        with objective.as_reference():
+            return reference(**inputs)
+
+    loss = outputs = inputs = None
+    for number in range(1, STEPS + 1):
+        for micro in range(1, setup.grad_accum + 1):
+            mark(f"batch {number} {micro}")
+            inputs = None
+            on_host = batches[(number - 1) * setup.grad_accum + micro - 1]
+            inputs = {name: torch.as_tensor(value).clone() for name, value in on_host.items()}
+            mark(f"forward {number} {micro}")
+            loss, outputs = objective.in_script(model, ask, inputs)
+            if setup.grad_accum > 1:
+                loss = loss / 1
+            mark(f"backward {number} {micro}")
+            backward(loss)
+        mark(f"optimizer {number} 0")
+        step()
+        mark(f"zero_grad {number} 0")
+        zero_grad()
+    mark(f"batch {STEPS + 1} 0")
+    del loss, outputs, inputs
 
 
 def _training_step(

@@ -147,6 +147,20 @@ def test_a_framework_that_nobody_reads_is_refused_by_its_name(command, framework
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("", "--engine-share 0.5 --engine-sleeps, with"),
+        ("actor_rollout_ref.rollout.gpu_memory_utilization=0.6", "--engine-share 0.6 --engine-sl"),
+        ("+actor_rollout_ref.rollout.free_cache_engine=False", "--engine-share 0.5, with"),
+        ("actor_rollout_ref.rollout.gpu_memory_utilization=$SHARE", "--engine-share 0.5 --engine"),
+    ],
+)
+def test_what_is_nearest_to_a_run_of_verl_has_its_share_of_the_gpu(said, words):
+    with pytest.raises(memest.ConfigError, match=f"memest estimate MODEL .*{words}"):
+        memest.read_command(f"python3 -m verl.trainer.main_ppo {said}", model="gpt2")
+
+
 def test_a_script_that_is_not_here_is_read_by_its_arguments(write):
     run = memest.read_command("python elsewhere.py --model_name_or_path gpt2 --bf16")
 
