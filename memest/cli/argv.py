@@ -216,7 +216,7 @@ def normalise(argv: Sequence[str]) -> list[str]:
         else:
             tokens.append(flag if value is None else f"{flag}={value}")
             if value is None:
-                if _lacks_value(waiting):
+                if _lacks_value(option, waiting):
                     refuse_launch(argv)
                     raise ConfigError(
                         f"{spelling} needs a value: {spelling} {option.metavar}. {option.line}"
@@ -233,8 +233,10 @@ def _is_model(token: str, before: Sequence[str]) -> bool:
     return not token.startswith("-") and not before[-1].startswith("-")
 
 
-def _lacks_value(waiting: Sequence[str]) -> bool:
+def _lacks_value(option: Option, waiting: Sequence[str]) -> bool:
     """Whether an option stands at the end of the words, or in front of another one."""
+    if option.metavar == "WORDS" and waiting:
+        return False  # the name of another tool's option is among what they say
     following = waiting[0].partition("=")[0].replace("_", "-") if waiting else "--"
     return following == "--" or following in _OUTPUT or following in options_by_flag()
 

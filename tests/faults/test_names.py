@@ -69,7 +69,7 @@ def test_a_model_folder_of_any_name(name, tmp_path, cache, cli, here):
 )
 def test_a_model_of_windows(path, cli):
     done = cli("estimate", path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     (line,) = done.stderr.decode().splitlines()
     assert path in line
     assert "a path of Windows" in line
