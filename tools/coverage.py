@@ -46,6 +46,11 @@ def reduced_config(config: dict[str, Any], layers: int = 2) -> dict[str, Any]:
             out[key] = [min(index, keep - 1) for index in value]
     if isinstance(out.get("cross_attention_layers"), list):
         out["cross_attention_layers"] = [i for i in out["cross_attention_layers"] if i < keep]
+    if isinstance(config.get("linear_attn_config"), dict):  # its lists number layers from 1
+        out["linear_attn_config"] = {
+            name: [layer for layer in value if layer <= keep] if isinstance(value, list) else value
+            for name, value in config["linear_attn_config"].items()
+        }
     if isinstance(out.get("attention_types"), list) and counts:
         out["attention_types"] = [[["global", "local"], keep // 2]]
     if isinstance(out.get("hybrid_override_pattern"), str):
@@ -55,6 +60,9 @@ def reduced_config(config: dict[str, Any], layers: int = 2) -> dict[str, Any]:
 
 def _enough(config: dict[str, Any], counts: set[int], layers: int) -> int:
     keep = max([layers, *(config[k] for k in PERIOD_KEYS if isinstance(config.get(k), int))])
+    full_attention = config.get("linear_attn_config", {}).get("full_attn_layers")
+    if full_attention:
+        keep = max(keep, min(full_attention))
     if isinstance(config.get("block_types"), list):
         keep = max(keep, len(config["block_types"]))
     if isinstance(config.get("cross_attention_layers"), list) and config["cross_attention_layers"]:
