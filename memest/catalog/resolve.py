@@ -246,7 +246,7 @@ def _resolve(ref: str, *, trust_remote_code: bool) -> ModelSource:
         raise UnknownModelError("no model was named: give an id, for example bert-base-uncased")
     path, exists = _path_of(ref)
     notes: tuple[str, ...] = ()
-    if page := _PAGE_OF_HUB.match(ref):
+    if not exists and (page := _PAGE_OF_HUB.match(ref)):
         raise ConfigError(f"{ref} is an address: name the model as its page does, {page[1]}.")
     if looks_like_path(ref) and not exists:
         hint = " (a path of Windows; this system parts folders by /)" if of_windows(ref) else ""

@@ -46,8 +46,8 @@ __all__ = [
     "with_launch",
 ]
 
-_TRUE = frozenset({"true", "yes", "on"})
-_FALSE = frozenset({"false", "no", "off"})
+_TRUE = frozenset({"true", "yes", "on", "1"})
+_FALSE = frozenset({"false", "no", "off", "0"})
 _MODE = re.compile(r"^(none|full|selective|every.*|true|false|yes|no|on|off)$", re.IGNORECASE)
 _ADDRESS = re.compile(r"^(auto|local|ray://\S+|[^\s:=]+:\d+)$")
 ESTIMATING = (
@@ -196,7 +196,7 @@ def normalise(argv: Sequence[str]) -> list[str]:
         if option.kind in (Kind.SWITCH, Kind.EITHER):
             if value is None and waiting and waiting[0].lower() in _TRUE | _FALSE:
                 value = waiting.pop(0)
-            elif has_model and waiting and not waiting[0].startswith("-"):
+            elif value is None and has_model and waiting and not waiting[0].startswith("-"):
                 refuse_launch(argv)
                 raise ConfigError(
                     f"{spelling} is a switch and takes no value: leave {waiting[0]} out."
@@ -221,7 +221,6 @@ def normalise(argv: Sequence[str]) -> list[str]:
                     raise ConfigError(
                         f"{spelling} needs a value: {spelling} {option.metavar}. {option.line}"
                     )
-                # it may look like an option ("-1", "--x"), but is none
                 tokens.append(waiting.pop(0))
     return tokens
 
@@ -237,8 +236,8 @@ def _lacks_value(option: Option, waiting: Sequence[str]) -> bool:
     """Whether an option stands at the end of the words, or in front of another one."""
     if option.metavar == "WORDS" and waiting:
         return False  # the name of another tool's option is among what they say
-    following = waiting[0].partition("=")[0].replace("_", "-") if waiting else "--"
-    return following == "--" or following in _OUTPUT or following in options_by_flag()
+    following = waiting[0] if waiting else "--"
+    return following.startswith("--") or following in _OUTPUT or following in options_by_flag()
 
 
 def as_typed(message: str, argv: Sequence[str]) -> str:
@@ -299,11 +298,11 @@ def refuse_launch(words: Sequence[str]) -> None:
         flag = words[at - 1].replace("_", "-")
         option = options_by_flag().get(flag)
         is_switch = flag in _OUTPUT or (option is not None and option.kind is Kind.SWITCH)
-        is_value = flag.startswith("-") and "=" not in flag and not is_switch
+        is_value = flag.startswith("-") and flag != "-" and "=" not in flag and not is_switch
         if is_value or (words[at].startswith("-") and words[at] != "-"):
             continue
-        begun = words[at].split() if waits_for_log and " " in words[at] else words[at:]
-        if begins_launch(begun):
+        begun = _words_in(words[at]) if waits_for_log and " " in words[at] else words[at:]
+        if begun and begins_launch(begun):
             own, launch = _own_behind(begun, words[:at])
             if waits_for_log:
                 typed = shlex.join(launch)
@@ -318,6 +317,16 @@ def refuse_launch(words: Sequence[str]) -> None:
                 "own options, such as --gpu, in front of --; nothing is run)."
             )
         waits_for_log = False
+
+
+def _words_in(text: str) -> list[str]:
+    """The words of a command in quotes; none where the text is what a run wrote."""
+    if "\n" in text or "out of memory" in text.lower():
+        return []
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return []
 
 
 def _own_behind(launch: Sequence[str], before: Sequence[str]) -> tuple[list[str], list[str]]:

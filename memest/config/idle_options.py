@@ -109,6 +109,18 @@ _ROWS = (
         stops=True,
     ),
     Idle(
+        # swift/pipelines/train/kto.py of ms-swift 4.6
+        lambda s, _: (
+            s.method is Method.KTO
+            and s.log_probs is LogProbs.SWIFT
+            and s.batch * s.grad_accum * s.distributed.num_gpus == 1
+            and not s.overpriced
+        ),
+        "--batch 1 with --method kto: ms-swift stops, because a step of one answer has no other to "
+        "be compared with. Write --batch 2 or --grad-accum 2",
+        stops=True,
+    ),
+    Idle(
         lambda s, _: s.steps_in_backward and s.max_grad_norm,
         "--max-grad-norm {s.max_grad_norm:g} has no effect: an optimizer that steps in backward "
         "leaves no gradients to clip",

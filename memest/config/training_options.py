@@ -128,7 +128,7 @@ class TrainingOptions:
         LogProbs.FUSED,
         "Where dpo, ipo, orpo and simpo have the log-probabilities of answers from: fused (TRL "
         "1.15 and later), logits of all tokens (TRL 1.6 to 1.13), those in float32 "
-        "(LLaMA-Factory), torchtune (dpo) or ms-swift (besides kto, cpo, reward and grpo).",
+        "(LLaMA-Factory), torchtune (dpo) or ms-swift (also of kto, cpo, reward and grpo).",
         "NAME",
     )
     precompute_ref_log_probs: bool = option(

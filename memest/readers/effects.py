@@ -217,7 +217,8 @@ def _settle_method(
     entry = acting.get("method")
     if entry is None or read_method(entry.value) is Method.SUPERVISED:
         if entry is not None and entry.level is Level.FLAG and str(entry.value).lower() != "sft":
-            drop("fused_loss", f"of SFTTrainer, and {entry.origin} is without")
+            for option in ("fused_loss", "cast_weights", "prepare_kbit"):
+                drop(option, f"of SFTTrainer, and {entry.origin} is without")
         for option in _OF_METHODS:
             drop(option, "of a trainer that learns from answers")
         return []

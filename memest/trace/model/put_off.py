@@ -33,9 +33,21 @@ class _StandIn(ModuleType):
     """A module that is loaded when more is asked of it than the functions that it was given."""
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__path__":
+            return _Parts(self)
         if name.startswith("__"):
             raise AttributeError(name)  # what looks through all modules (inspect) asks for these
         return getattr(_load(self), name)
+
+
+class _Parts:
+    """Where a module's parts are: whoever imports one of them loads the module."""
+
+    def __init__(self, stand_in: ModuleType) -> None:
+        self._stand_in = stand_in
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(getattr(_load(self._stand_in), "__path__", ()))
 
 
 def _load(stand_in: ModuleType) -> ModuleType:

@@ -39,7 +39,8 @@ from memest.errors import ConfigError
         (["--activation-checkpointing", "gpt2"], ["--checkpointing=full", "gpt2"]),
         (["--checkpointing", "ful"], ["--checkpointing=ful"]),
         (["--max_grad_norm", "-1"], ["--max-grad-norm", "-1"]),
-        (["--freeze", "--mine"], ["--freeze", "--mine"]),
+        (["--unpriced", "--mine"], ["--unpriced", "--mine"]),
+        (["--bf16", "0"], ["--switched-off=bf16"]),
         (["--freeze", "a_b=c_d"], ["--freeze", "a_b=c_d"]),
         (["--foo_bar=c_d"], ["--foo-bar=c_d"]),
         (["estimate", "--help"], ["estimate", "--help"]),
@@ -48,7 +49,6 @@ from memest.errors import ConfigError
         (["fits", "-h", "peft", "x"], ["fits", "--help-group=peft", "-h", "x"]),
         (["estimate", "--help=all"], ["estimate", "--help-group=all", "--help"]),
         (["estimate", "--help", "--", "a"], ["estimate", "--help", "--", "a"]),
-        (["estimate", "--freeze", "--help", "peft"], ["estimate", "--freeze", "--help", "peft"]),
         (["gpus", "--help", "a100"], ["gpus", "--help", "a100"]),
         (["--bf16", "--", "--a_b", "--bf16", "True"], ["--bf16", "--", "--a_b", "--bf16", "True"]),
     ],
@@ -63,7 +63,9 @@ def test_normalise(given, expected):
         (["--fsdp", "--num-gpus", "4"], "--fsdp"),
         (["--optim"], "--optim"),
         (["--gpu", "-q"], "--gpu"),
-        (["--per_device_train_batch_size", "--no_such=x", "--lora-r", "--"], "--lora-r"),
+        (["estimate", "gpt2", "--gpu", "--config", "dpo.yaml"], "--gpu"),
+        (["fits", "--gpu", "--launch=python train.py"], "--gpu"),
+        (["--batch", "8", "--lora-r", "--"], "--lora-r"),
     ],
 )
 def test_a_value_that_is_missing_is_named(given, flag):

@@ -46,6 +46,7 @@ def model(tmp_path_factory):
         ("estimate MODEL --batch", 2, ["needs a value"]),
         ("sweep MODEL --batch 1:16:x2", 2, ["--over batch=1:16:x2"]),
         ("estimate MODEL --method qlora", 2, ["write --qlora, with --method or without"]),
+        ("estimate MODEL --gpu --by layer", 2, ["--gpu needs a value"]),
         ("estimate MODEL --method sf", 2, ["Did you mean 'sft'?"]),
         ("estimate MODEL --seq-len 99999999999", 2, ["out of range"]),
         ("estimate MODEL --bach 4", 2, ["--bach", "Did you mean --batch"]),

@@ -39,6 +39,14 @@ def test_loaded_for_anything_else(library):
     assert sys.modules[library].OTHER == 3
 
 
+def test_loaded_for_a_part_of_it(library):
+    with put_off({"matching": ("match",)}):
+        from matching import match  # noqa: F401
+        from matching.pairs import OTHER
+    assert OTHER == 3
+    assert sys.modules["matching"].pairs.OTHER == 3
+
+
 def test_loaded_already(library):
     from matching import pairs
 
