@@ -33,14 +33,6 @@ def _has_losses_of(log_probs: LogProbs, method: Method) -> bool:
 
 METHOD_PAIRS = (
     Pair(
-        "method",
-        "--log-probs torchtune and the training of all weights",
-        lambda s: s.log_probs is LogProbs.TORCHTUNE and s.adapter is None and not s.unpriced,
-        "torchtune trains all weights by DPO in full_dpo_distributed alone, whose reference is "
-        "sharded layer by layer, which is not priced",
-        "Add --lora-r 16, or leave --log-probs out.",
-    ),
-    Pair(
         "method supervised",
         "--precompute-ref-log-probs and --method {s.method}",
         lambda s: s.precompute_ref_log_probs and not s.method.has_reference,
@@ -288,5 +280,13 @@ METHOD_PAIRS = (
         "TRL 1.16 pads all the same",
     ),
     Pair("method", "--neftune-noise-alpha", lambda s: s.neftune_noise_alpha is not None),
+    Pair(
+        "method",
+        "--log-probs torchtune and the training of all weights",
+        lambda s: s.log_probs is LogProbs.TORCHTUNE and s.adapter is None and not s.unpriced,
+        "torchtune trains all weights by DPO in full_dpo_distributed alone, whose reference is "
+        "sharded layer by layer, which is not priced",
+        "Add --lora-r 16, or leave --log-probs out.",
+    ),
 )
 """Rows of the table of :mod:`memest.config.pairs`."""
