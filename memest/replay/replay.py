@@ -118,7 +118,10 @@ def replay(
     """
     conf = AllocatorConf() if conf is None else conf
     total_bytes = limit_bytes if total_bytes is None else total_bytes
-    if chains is None and sizes and min(sizes) < 0:
+    sizes_of_kinds = sizes
+    if chains is not None and chains.kinds:
+        sizes_of_kinds = [sizes[number] for number in chains.examples]
+    if sizes_of_kinds and min(sizes_of_kinds) < 0:
         check_events(events, sizes)
         worst = min(sizes)
         raise ReplayError(f"allocation number {sizes.index(worst)} has {worst} bytes; 0 is least")
@@ -126,6 +129,7 @@ def replay(
         placement = _place(
             events,
             sizes,
+            sizes_of_kinds,
             conf,
             limit_bytes,
             total_bytes,
@@ -180,6 +184,7 @@ def check_events(events: Sequence[int], sizes: Sequence[int]) -> None:
 def _place(
     events: Sequence[int],
     sizes: Sequence[int],
+    sizes_of_kinds: Sequence[int],
     conf: AllocatorConf,
     limit_bytes: int | None,
     total_bytes: int | None,
@@ -195,9 +200,8 @@ def _place(
         share = int(conf.per_process_memory_fraction * total_bytes)
         limit_bytes = share if limit_bytes is None else min(limit_bytes, share)
     kinds: Sequence[int] = range(len(sizes))
-    sizes_of_kinds = sizes
     if chains is not None and chains.kinds:
-        kinds, sizes_of_kinds = chains.kinds, [sizes[number] for number in chains.examples]
+        kinds = chains.kinds
     if conf.roundup_power2_divisions == NO_DIVISIONS:
         rounded = [(size + 511) & -512 for size in sizes_of_kinds]
     else:
