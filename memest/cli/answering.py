@@ -314,6 +314,7 @@ def run_fits(
         raise no_gpu("fits")
     from memest.config.idle_options import IdleNote
     from memest.estimation.kernel_notes import Emulated
+    from memest.readers.values import NOT_HERE
     from memest.report.result import Verdict
     from memest.report.words import (
         budget_sentence,
@@ -361,6 +362,9 @@ def run_fits(
         worst_first = sorted(limits, key=lambda limit: -limit.verdict.rank)
         write_out("".join(f"{limit.sentence}\n" for limit in worst_first))
         _say_what_was_taken(model, options, output)
+        for remark in () if run is None else run.not_modelled:
+            if NOT_HERE in remark.why:  # all of the run's own code is what was not seen
+                output.note(str(remark))
         for text in (*answer.notes, *answer.assumptions):
             if isinstance(text, (IdleNote, Emulated)) or "has no effect" in text:
                 output.note(text)

@@ -146,6 +146,13 @@ def test_fits_says_what_has_no_effect(cli, tiny):
     assert "--image-size 512 has no effect" in done.stderr
 
 
+def test_fits_says_that_a_script_was_not_read(cli, tiny):
+    command = ["python", "no_such.py", "--model_name_or_path", tiny, "--max_seq_length", "16"]
+    done = cli("fits", "--gpu-memory", "24GiB", "--", *command)
+    assert done.returncode == 0
+    assert "no_such.py: the script is not read (it is not here)" in done.stderr
+
+
 def test_a_number_of_gpus_stands_with_their_name(cli, tiny):
     typed = cli("estimate", tiny, "--batch", "2", "--gpu", "2xt4", "--json")
     spelled = cli("estimate", tiny, "--batch", "2", "--gpu", "t4", "--num-gpus", "2", "--json")
