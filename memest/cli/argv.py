@@ -26,7 +26,7 @@ from typing import Any
 from memest.cli.answering import run_estimate, run_fits
 from memest.cli.console import Output
 from memest.config.life import GPUS_ALONE
-from memest.config.option import Kind, Option
+from memest.config.option import OFF_WORDS, ON_WORDS, Kind, Option
 from memest.config.option_table import OPTIONS
 from memest.errors import ConfigError, closest
 
@@ -46,9 +46,9 @@ __all__ = [
     "with_launch",
 ]
 
-_TRUE = frozenset({"true", "yes", "on", "1"})
-_FALSE = frozenset({"false", "no", "off", "0"})
-_MODE = re.compile(r"^(none|full|selective|every.*|true|false|yes|no|on|off)$", re.IGNORECASE)
+_MODE = re.compile(
+    rf"^(none|full|selective|every.*|{'|'.join(sorted(ON_WORDS | OFF_WORDS))})$", re.IGNORECASE
+)
 _ADDRESS = re.compile(r"^(auto|local|ray://\S+|[^\s:=]+:\d+)$")
 ESTIMATING = (
     "estimate",
@@ -122,10 +122,10 @@ def _switch(option: Option, value: str | None, tokens: list[str]) -> list[str]:
     """A switch that is named alone, or with a word for true or false."""
     flag = option.flags[0]
     word = "true" if value is None else value.lower()
-    if word in _TRUE:
+    if word in ON_WORDS:
         tokens[:] = [token for token in tokens if token != f"{SWITCHED_OFF}={option.name}"]
         return [flag]
-    if word not in _FALSE:
+    if word not in OFF_WORDS:
         return [f"{flag}={value}"]
     # the last one counts: off takes back an earlier on, and what a configuration says
     tokens[:] = [token for token in tokens if token != flag]
@@ -136,7 +136,7 @@ def _either(option: Option, flag: str, value: str | None) -> str:
     """A switch with a negative form, as the positive form with a word."""
     word = "true" if value is None else value.lower()
     if flag.startswith("--no-"):
-        word = {**dict.fromkeys(_TRUE, "false"), **dict.fromkeys(_FALSE, "true")}.get(word, word)
+        word = "false" if word in ON_WORDS else "true" if word in OFF_WORDS else word
     return f"{option.flags[0]}={word}"
 
 
@@ -194,7 +194,7 @@ def normalise(argv: Sequence[str]) -> list[str]:
             tokens.append(flag + equals + inline_value)
             continue
         if option.kind in (Kind.SWITCH, Kind.EITHER):
-            if value is None and waiting and waiting[0].lower() in _TRUE | _FALSE:
+            if value is None and waiting and waiting[0].lower() in ON_WORDS | OFF_WORDS:
                 value = waiting.pop(0)
             elif value is None and has_model and waiting and not waiting[0].startswith("-"):
                 refuse_launch(argv)
@@ -210,7 +210,7 @@ def normalise(argv: Sequence[str]) -> list[str]:
         if option.kind is Kind.MODE:
             if value is None and waiting and _is_mode(waiting[0]):
                 value = waiting.pop(0)
-            words = dict.fromkeys((*_TRUE, ""), "full") | dict.fromkeys(_FALSE, "none")
+            words = dict.fromkeys((*ON_WORDS, ""), "full") | dict.fromkeys(OFF_WORDS, "none")
             word = "full" if value is None else value
             tokens.append(f"{flag}={words.get(word.lower(), word)}")
         else:

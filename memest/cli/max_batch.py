@@ -64,7 +64,7 @@ def max_batch(
         answer = search(model, of=of, effective_batch=effective_batch, progress=progress, **options)
 
     def tips_of_smallest() -> Suggestions | None:
-        smallest = {**options, answer.of.field: answer.step}
+        smallest = {**options, answer.of.field: answer.smallest}
         effort = None if answer.setup.torch_compile else {"quick": True}
         return find_tips(str(model), smallest, output, answer.answers, effort)
 

@@ -12,15 +12,24 @@ Sources: ``Trainer.__init__`` ("Using fsdp only works in distributed training.")
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from memest.config.kinds import Fsdp, LogProbs, Loop, Method, Task
 from memest.config.life import Life, LifePart
 from memest.config.quantization import Format, Quantization
+from memest.config.training_options import MAX_BATCH, MAX_GRAD_ACCUM
 from memest.config.training_run import TrainingRun
 from memest.errors import ConfigError
 
-__all__ = ["IdleNote", "idle_options", "refuse_stopped"]
+__all__ = [
+    "IdleNote",
+    "idle_options",
+    "refuse_stopped",
+    "smallest_batch",
+    "smallest_micro_batch",
+    "why_stopped",
+]
 
 _WITH_LABELS = (
     Task.AUTO,
@@ -57,12 +66,13 @@ class Idle(NamedTuple):
         applies: whether a setup, its sizes and task as the model has them, has it on a GPU of a
             compute capability.
         text: what to say; ``{s}`` is the setup.
-        stops: whether the trainer refuses it before its first step, whatever the GPU.
+        instead: what to write, where the trainer refuses it before its first step, whatever the
+            GPU; empty where the run goes on.
     """
 
     applies: Callable[[TrainingRun, Capability], object]
     text: str
-    stops: bool = False
+    instead: str = ""
 
 
 _ROWS = (
@@ -91,10 +101,9 @@ _ROWS = (
     Idle(
         lambda s, _: s.completions_at_once % s.completions_of_a_prompt,
         "{s.completions_at_once} completions at once are no multiple of the "
-        "{s.completions_of_a_prompt} of each prompt that {s.method} compares, and TRL stops. "
-        "Write a --batch that {s.batch_step} divides, or change --grad-accum, "
+        "{s.completions_of_a_prompt} of each prompt that {s.method} compares, and TRL stops",
+        instead="Write a --batch that {s.batch_step} divides, or change --grad-accum, "
         "--steps-per-generation, --num-gpus or --num-generations",
-        stops=True,
     ),
     Idle(
         # TRL's own; and a loss that needs no divergence is overpriced (apo_zero_unpaired)
@@ -105,8 +114,8 @@ _ROWS = (
             and not s.overpriced
         ),
         "--batch 1 with --method kto: TRL stops, because its divergence is that of an answer and "
-        "another one of the batch. Write --batch 2",
-        stops=True,
+        "another one of the batch",
+        instead="Write --batch 2",
     ),
     Idle(
         # swift/pipelines/train/kto.py of ms-swift 4.6
@@ -117,8 +126,8 @@ _ROWS = (
             and not s.overpriced
         ),
         "--batch 1 with --method kto: ms-swift stops, because a step of one answer has no other to "
-        "be compared with. Write --batch 2 or --grad-accum 2",
-        stops=True,
+        "be compared with",
+        instead="Write --batch 2 or --grad-accum 2",
     ),
     Idle(
         lambda s, _: s.steps_in_backward and s.max_grad_norm,
@@ -244,13 +253,27 @@ def idle_options(setup: TrainingRun, capability: Capability) -> Iterator[IdleNot
     """
     for row in _ROWS:
         if row.applies(setup, capability):
-            yield IdleNote(row.text.format(s=setup) + ".")
+            instead = f" {row.instead}." if row.instead else ""
+            yield IdleNote(f"{row.text}.{instead}".format(s=setup))
+
+
+def why_stopped(setup: TrainingRun) -> tuple[str, str]:
+    """Why a run's trainer stops before the first step, and what to write instead; else empty.
+
+    Where something of a run cannot be told, as in a script, that may be what keeps it going.
+
+    Args:
+        setup: the options, as they were asked for.
+    """
+    if not setup.unpriced and not setup.overpriced:
+        for row in _ROWS:
+            if row.instead and row.applies(setup, (0, 0)):
+                return row.text.format(s=setup), row.instead.format(s=setup)
+    return "", ""
 
 
 def refuse_stopped(setup: TrainingRun) -> None:
     """Refuse a run that its trainer stops before the first step: no memory is a word on it.
-
-    Where something of a run cannot be told, as in a script, that may be what keeps it going.
 
     Args:
         setup: the options, as they were asked for.
@@ -258,8 +281,29 @@ def refuse_stopped(setup: TrainingRun) -> None:
     Raises:
         ConfigError: such a run.
     """
-    if setup.unpriced or setup.overpriced:
-        return
-    for row in _ROWS:
-        if row.stops and row.applies(setup, (0, 0)):
-            raise ConfigError(row.text.format(s=setup) + ".")
+    why, instead = why_stopped(setup)
+    if why:
+        raise ConfigError(f"{why}. {instead}.")
+
+
+def smallest_batch(setup: TrainingRun) -> int:
+    """The smallest batch with which the trainer of a run begins, its other options as they are."""
+    step = setup.batch_step
+    sizes = range(step, MAX_BATCH + 1, step)
+    return next((n for n in sizes if not why_stopped(replace(setup, batch=n))[0]), step)
+
+
+def smallest_micro_batch(setup: TrainingRun, samples: int) -> int:
+    """The smallest batch with which the trainer begins, where steps of so many samples add it up.
+
+    Args:
+        setup: the other options.
+        samples: of an optimizer step, of each GPU.
+    """
+    unit = setup.batch_unit
+
+    def begins(batch: int) -> bool:
+        grad_accum = min(-(-samples // batch), MAX_GRAD_ACCUM)
+        return not why_stopped(replace(setup, batch=batch, grad_accum=grad_accum))[0]
+
+    return next(filter(begins, range(unit, samples + 1, unit)), unit)

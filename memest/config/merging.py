@@ -21,6 +21,7 @@ from memest.config.kinds import Dtype, LogProbs, Loop, Method, read_method
 from memest.config.length_files import lengths_of_dataset, read_lengths
 from memest.config.lengths import Batching, Lengths
 from memest.config.life import merge_life
+from memest.config.option import OFF_WORDS, ON_WORDS
 from memest.config.option_table import OPTIONS
 from memest.config.parallelism import ONE_GPU
 from memest.config.quantization import Format, Quantization, prepares_base, read_quantization
@@ -37,8 +38,6 @@ _LORA_ONLY = ("lora_alpha", "lora_dropout", "use_dora", "use_rslora")
 _WITHOUT_RANK = ("ia3", "ln_tuning", "prompt_tuning", "p_tuning", "prefix_tuning")
 _4BIT_ONLY = ("quant_type", "compute_dtype", "double_quant", "quant_storage")
 _PATTERN = re.compile(r"[*+?\[\](){}|^$\\]")
-_TRUE = frozenset({"true", "yes", "on", "1", "t", "y"})
-_FALSE = frozenset({"false", "no", "off", "0", "f", "n"})
 _BF16_NAMES = ("precision", "bf16")
 _OF_SFT = "trl-fused"
 """The loss that SFTTrainer alone has."""
@@ -185,8 +184,8 @@ def read_bool(option: str, value: Any) -> bool:
     if isinstance(value, bool):
         return value
     text = str(value).strip().lower()
-    if text in _TRUE or text in _FALSE:
-        return text in _TRUE
+    if text in ON_WORDS or text in OFF_WORDS:
+        return text in ON_WORDS
     raise ConfigError(f"{option} {value!r} is neither true nor false.")
 
 

@@ -15,6 +15,8 @@ from memest.errors import ConfigError
 from memest.files.texts import read_mapping
 
 __all__ = [
+    "OFF_WORDS",
+    "ON_WORDS",
     "Kind",
     "Option",
     "Panel",
@@ -30,6 +32,9 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+ON_WORDS = frozenset({"true", "yes", "on", "1", "t", "y"})
+OFF_WORDS = frozenset({"false", "no", "off", "0", "f", "n"})
+"""What people and configuration files write for a switch, in small letters."""
 
 
 class Kind(enum.StrEnum):

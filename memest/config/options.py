@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Any
 
 from memest.config.compatibility import check_built_dtype
+from memest.config.idle_options import smallest_batch, why_stopped
 from memest.config.inputs import ModuleInputs, module_inputs_of
 from memest.config.meant import what_says
 from memest.config.merging import merge_all, read_bool
@@ -273,7 +274,7 @@ def samples_of_each(samples: int, setup: Setup) -> int:
     """What one GPU has of the samples of an optimizer step, which those with own batches share.
 
     Raises:
-        ConfigError: they do not come to the same number.
+        ConfigError: they do not come to the same number, or to one at which the trainer stops.
     """
     ranks = setup.distributed.data_ranks
     if samples % ranks:
@@ -291,6 +292,13 @@ def samples_of_each(samples: int, setup: Setup) -> int:
             f"--effective-batch {samples} leaves completions of a prompt apart, of which {number} "
             f"are compared, and TRL stops: give a multiple of {math.lcm(unit, ranks)}, or "
             "--num-generations as the run has it."
+        )
+    at_once = dataclasses.replace(setup, batch=of_each, grad_accum=1)
+    why, _ = why_stopped(at_once)
+    if why:
+        raise ConfigError(
+            f"--effective-batch {samples}: {why}. Write --effective-batch "
+            f"{smallest_batch(at_once) * ranks}."
         )
     return of_each
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from memest.catalog.gpu_counts import split_gpu_count
-from memest.config.idle_options import refuse_stopped
+from memest.config.idle_options import refuse_stopped, smallest_batch
 from memest.config.inputs import module_inputs_of
 from memest.config.options import argument, merge_options
 from memest.config.setup import Setup
@@ -121,7 +121,6 @@ def estimate(
         run_config = run_config.with_model(setup, {**options, **parts})
         model, setup, options = str(run_config.model), run_config.setup, {}
     setup = merge_options(setup, options)
-    refuse_stopped(setup)
     target = None
     if snapshot is not None:
         from memest.estimation.snapshot_export import check_snapshot_target
@@ -189,7 +188,12 @@ def answer(
         snapshot: a file that the run is written to besides.
         alternatives: tell what the question leaves open, and what that could change.
         **place: where the run is to fit.
+
+    Raises:
+        ConfigError: the trainer stops before the first step.
+        MemestError: as for :func:`estimate`.
     """
+    refuse_stopped(request)
     targets = target_gpus(request, **place)
     main, named_gpus = targets.main, targets.named_gpus
     wants_batch = bool(named_gpus) and max_batch
@@ -224,8 +228,9 @@ def answer(
     if looks_for_batch:
         batch_request = replace(request, batch=setup.batch)
         try:
-            # where not even one sample fits, no larger batch has to be traced
-            is_out = setup.batch == 1 and fit is not None and fit.verdict is Verdict.DOES_NOT_FIT
+            # where not even the smallest fits, no larger batch has to be traced
+            fails = fit is not None and fit.verdict is Verdict.DOES_NOT_FIT
+            is_out = fails and setup.batch <= smallest_batch(setup)
             by_sample = not (isinstance(run, PipelineRun) or is_out) and profiler.goes_by_sample(
                 request, main.traits
             )
@@ -388,7 +393,12 @@ def spot(
         request: the setup as it was asked for.
         vary: sizes that further questions will change.
         **place: where the run is to fit; the first GPU counts.
+
+    Raises:
+        ConfigError: the trainer stops before the first step.
+        MemestError: as for :func:`estimate`.
     """
+    refuse_stopped(request)
     targets = target_gpus(request, **place)
     main = targets.main
     with main.naming_itself():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from memest.config.idle_options import smallest_batch
 from memest.config.setup import MAX_BATCH, Setup
 from memest.estimation.gpu_target import TargetGpu
 from memest.estimation.peaks import peaks_of
@@ -239,15 +240,22 @@ class LargestSizeSearch:
         replays: under the configuration of its allocator.
         run_at: the run for a size.
         highest: the largest size that can be asked for.
+        lowest: the smallest.
     """
 
     def __init__(
-        self, target: TargetGpu, replays: ReplayCache, run_at: Callable[[int], Run], highest: int
+        self,
+        target: TargetGpu,
+        replays: ReplayCache,
+        run_at: Callable[[int], Run],
+        highest: int,
+        lowest: int = 1,
     ) -> None:
         self._target = target
         self._replays = replays
         self._run_at = run_at
         self._highest = highest
+        self._lowest = lowest
         self.trials: dict[int, SizeTrial] = {}
 
     def at(self, size: int) -> SizeTrial:
@@ -268,24 +276,24 @@ class LargestSizeSearch:
         return trial
 
     def largest(self, start: int) -> tuple[int, int]:
-        """(the largest that runs, the largest that surely fits), 0 where not even 1 does.
+        """(the largest that runs, the largest that surely fits), 0 where not even the lowest does.
 
         Args:
             start: where to begin.
         """
         largest = self.largest_running(start)
-        if self._run_at(max(largest, 1)).setup.unpriced:
+        if self._run_at(max(largest, self._lowest)).setup.unpriced:
             return largest, 0  # no size surely fits: nothing is to be looked for
         room = self._target.usable_bytes
         return largest, self._last(lambda t: t.fits, (lambda p: p.high_bytes - room,))
 
     def largest_running(self, start: int) -> int:
-        """The largest that runs with the context expected, 0 where not even 1 does.
+        """The largest that runs with the context expected, 0 where not even the lowest does.
 
         Args:
             start: where to begin.
         """
-        self.at(min(max(start, 1), self._highest))
+        self.at(min(max(start, self._lowest), self._highest))
         room = self._target.usable_bytes
 
         def reserved(peaks: Peaks) -> int:
@@ -310,13 +318,13 @@ class LargestSizeSearch:
             measures: of peaks, which come to 0 about where it ceases to hold.
         """
         holds = {size: condition(trial) for size, trial in self.trials.items()}
-        low = max((size for size, held in holds.items() if held), default=0)
+        low = max((size for size, held in holds.items() if held), default=self._lowest - 1)
         above = (size for size, held in holds.items() if not held and size > low)
         high = min(above, default=self._highest + 1)
         step, first = 1, True
         for attempt in range(_MAX_ATTEMPTS):
             if high - low <= 1:
-                return low
+                break
             guesses = [self._guess(measure) for measure in measures] if attempt < _SECANTS else []
             size = next((guess for guess in guesses if low < guess < high), 0)
             if not size and guesses and (first or high > self._highest):
@@ -330,7 +338,7 @@ class LargestSizeSearch:
                 low = size
             else:
                 high = size
-        return low
+        return low if low >= self._lowest else 0
 
     def _guess(self, measure: Callable[[Peaks], int]) -> int:
         """Where the line through the two sizes nearest to 0 of a measure meets it."""
@@ -351,10 +359,15 @@ def largest_batch(
     """The largest batch that runs with the expected context, and the largest that surely fits.
 
     Returns:
-        (largest, largest safe); 0 where not even batch 1 does.
+        (largest, largest safe); 0 where not even the smallest that its trainer takes does.
     """
+    step = setup.batch_step
 
-    def run_at(batch: int) -> Run:
-        return resolve_run(profiler, replace(setup, batch=batch), target.traits, ("batch",))
+    def run_at(steps: int) -> Run:
+        return resolve_run(profiler, replace(setup, batch=steps * step), target.traits, ("batch",))
 
-    return LargestSizeSearch(target, profiler.replays(conf), run_at, MAX_BATCH).largest(setup.batch)
+    search = LargestSizeSearch(
+        target, profiler.replays(conf), run_at, MAX_BATCH // step, smallest_batch(setup) // step
+    )
+    largest, safe = search.largest(setup.batch // step)
+    return largest * step, safe * step

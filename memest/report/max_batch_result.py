@@ -9,6 +9,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
+from memest.config.idle_options import smallest_batch
 from memest.config.setup import Setup
 from memest.report.answer import SCHEMA_VERSION, Answer, Document, document
 from memest.report.result import Verdict
@@ -199,6 +200,11 @@ class MaxBatch(Answer):
     def safe(self) -> int:
         """The largest size that surely fits the first GPU, 0 where none does."""
         return self.answers[0].safe
+
+    @property
+    def smallest(self) -> int:
+        """The smallest size that was looked at."""
+        return smallest_batch(self.setup) if self.of is SizeAxis.BATCH else self.step
 
     def to_dict(self) -> dict[str, Any]:
         """The document that ``memest max-batch --json`` prints; sizes of memory in bytes."""

@@ -54,13 +54,13 @@ def limit_sentence(result: MaxBatch, answer: Largest) -> str:
     model, each = result.model, each_gpu(result.setup)
     usable = f"{format_size(answer.usable_bytes)} usable"
     if answer.largest == 0:
-        smallest_point = answer.at(result.step)
+        smallest_point = answer.at(result.smallest)
         need = (
             ""
             if smallest_point is None
             else f": it needs {format_size(smallest_point.device_bytes)}{each}"
         )
-        smallest = phrase.format(result.step)
+        smallest = phrase.format(result.smallest)
         return f"Not even {smallest} of {model} runs on {answer.gpu} ({usable}){need}."
     gpu_text = f"{answer.gpu} ({usable}{each})"
     size, end = f"{answer.largest:,}", ""
@@ -205,7 +205,7 @@ def _rows(answer: Largest, smallest: int) -> list[CurvePoint]:
 
 
 def _curve(result: MaxBatch, answer: Largest, page: Page) -> Grid:
-    rows = _rows(answer, result.step)
+    rows = _rows(answer, result.smallest)
     head = [result.of.value, "allocated", "reserved", "device", "headroom", "verdict"]
     cells = [
         [

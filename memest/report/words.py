@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from memest.catalog.spec import list_gpus
 from memest.config.compilation import fused_loss_words
+from memest.config.idle_options import smallest_batch
 from memest.config.kinds import LogProbs, Method
 from memest.config.parallelism import Distributed, Strategy
 from memest.config.rollouts import Engine, Rollouts
@@ -215,7 +216,7 @@ def batch_sentence(estimate: Estimate) -> str:
     if largest == 0 and estimate.setup.overpriced:
         return "none for what is priced"
     if largest == 0:
-        return "none: not even a batch of 1 fits"
+        return f"none: not even a batch of {smallest_batch(estimate.setup)} fits"
     if largest >= MAX_BATCH:
         # where the search ended, not where the memory did
         most_text = batch_count(largest)

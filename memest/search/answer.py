@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memest.config.idle_options import refuse_stopped
 from memest.config.inputs import NO_INPUTS, ModuleInputs
 from memest.config.option_table import PLACE
 from memest.config.options import setup_from_options
@@ -76,7 +75,6 @@ def answer(unit: WorkUnit, progress: Callable[[str], None] | None = None) -> Ite
             if profile is None:
                 profile = Profile(unit.model, setup, unit.feed, unit.trust_remote_code, progress)
             setup = profile.with_own_parts(setup, setup_options(question.options))
-            refuse_stopped(setup)
             place = {name: value for name, value in question.options if name in PLACE}
             spot = profile.spot(setup, vary=frequent_options, **place)
         except MissingDependencyError:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memest.config.idle_options import smallest_batch, smallest_micro_batch
 from memest.config.kinds import Fsdp, Loop, Strategy
 from memest.config.rollouts import Engine
 from memest.config.setup import Attention, Dtype, Precision, Setup
@@ -251,7 +253,7 @@ def other_precisions(probe: Probe, setup: Setup) -> list[Precision]:
     if setup.loaded_dtype in _HALF or setup.master_weights:
         return []
     try:
-        facts = probe.estimate(batch=1, grad_accum=1).model
+        facts = probe.estimate(batch=smallest_batch(setup)).model
     except MissingDependencyError:
         return []  # other runs of the model may be answered without
     if facts.parameters and facts.parameter_bytes < 3 * facts.parameters:
@@ -279,6 +281,8 @@ class Finder:
     stop where ``num_generations`` does not divide what they write at once."""
     unit = 1
     """What a micro-batch must be a multiple of."""
+    smallest = 1
+    """The smallest micro-batch with which the trainer begins."""
 
     def __init__(self, probe: Probe, samples: int) -> None:
         self.probe = probe
@@ -287,6 +291,7 @@ class Finder:
         self.shares_gpu = rollouts is not None and rollouts.engine is Engine.VLLM
         self.is_exact = probe.profile.setup.method.generates
         self.unit = probe.profile.setup.batch_unit
+        self.smallest = smallest_micro_batch(probe.profile.setup, samples)
 
     def at(self, combo: Combo, batch: int, grad_accum: int | None = None) -> Candidate:
         """A combination with a micro-batch; accumulation makes up the rest, rounded up."""
@@ -304,8 +309,9 @@ class Finder:
 
         Of the micro-batches that fit, the one with the fewest accumulation steps, made as small as
         those steps allow; and, where its product is above the effective batch, the largest one
-        that divides it. That alone where a step must be :attr:`is_exact`. The smallest is the
-        micro-batch of 1 or, as it keeps no gradients of earlier ones, the whole step at once.
+        that divides it. That alone where a step must be :attr:`is_exact`. The
+        :attr:`smallest` is looked at or, as it keeps no gradients of earlier ones, the whole step
+        at once.
         """
         surely = self._largest(combo, lambda c: c.verdict is Verdict.FITS)
         maybe = self._largest(combo, lambda c: c.verdict is not Verdict.DOES_NOT_FIT, surely)
@@ -313,7 +319,7 @@ class Finder:
         steps = self._split(surely)[1] if surely else self.samples + 1
         if maybe > surely and self._split(maybe)[1] < steps:
             candidates += self._plans(combo, maybe)[:1]
-        smallest = dict.fromkeys((self.unit, self.samples))
+        smallest = dict.fromkeys((self.smallest, self.samples))
         candidates = candidates or [self.at(combo, batch) for batch in smallest]
         return [*candidates, *self._with_less(combo, surely)]
 
@@ -358,8 +364,9 @@ class Finder:
         return -(-self.samples // steps), steps
 
     def _largest_divisor(self, largest: int) -> int:
-        sizes = range(self.unit, largest + 1, self.unit)
-        return max((size for size in sizes if self.samples % size == 0), default=self.unit)
+        sizes = range(self.smallest, largest + 1)
+        divisors = (n for n in sizes if self.samples % n == 0 and n % self.unit == 0)
+        return max(divisors, default=self.smallest)
 
     def _largest(self, combo: Combo, holds: Callable[[Candidate], bool], floor: int = 0) -> int:
         """The largest micro-batch up to the effective batch for which something holds; 0 if none.
@@ -369,11 +376,8 @@ class Finder:
         """
         if floor >= self.samples or holds(self.at(combo, self.samples)):
             return self.samples
-        low, high = floor, self.samples
-        while high - low > 1:
-            middle = (low + high) // 2
-            if holds(self.at(combo, middle)):
-                low = middle
-            else:
-                high = middle
-        return low
+        sizes: Sequence[int] = range(max(floor + 1, self.smallest), self.samples)
+        if self.is_exact:
+            sizes = [n for n in sizes if self.samples % n == 0 and n % self.unit == 0]
+        number = bisect_left(sizes, True, key=lambda size: not holds(self.at(combo, size)))
+        return sizes[number - 1] if number else floor

@@ -14,6 +14,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memest.catalog.gpu_counts import split_gpu_count
+from memest.config.idle_options import (
+    refuse_stopped,
+    smallest_batch,
+    smallest_micro_batch,
+)
 from memest.config.life import refuse_host_memory
 from memest.config.options import (
     argument,
@@ -143,7 +148,7 @@ def max_batch(
     return MaxBatch(
         model=profiler.name,
         of=axis,
-        step=search.smallest,
+        step=1 if axis is SizeAxis.SEQ_LEN else search.step,
         setup=resolved_setup,
         effective_batch=samples,
         answers=answers,
@@ -245,7 +250,9 @@ def _size_search(profiler: Profiler, request: Setup, of: SizeAxis, gpu: GpuTrait
         unit = resolved_setup.batch_step
         most = MAX_BATCH // unit * unit
         request = replace(request, batch=start)
-        return _SizeSearch(profiler, request, of, unit, start, most, CurveEnd.SEARCH)
+        smallest = smallest_batch(resolved_setup)
+        return _SizeSearch(profiler, request, of, unit, smallest, start, most, CurveEnd.SEARCH)
+    refuse_stopped(request)
     if start is None:
         start = 128
     _check_has_effect(profiler, with_size(request, of, start), of, start)
@@ -269,7 +276,8 @@ def _size_search(profiler: Profiler, request: Setup, of: SizeAxis, gpu: GpuTrait
         )
     if highest < step:
         step = 1
-    return _SizeSearch(profiler, request, of, step, start, highest, end)
+    smallest = 1 if of is SizeAxis.SEQ_LEN else step
+    return _SizeSearch(profiler, request, of, step, smallest, start, highest, end)
 
 
 def _check_has_effect(profiler: Profiler, request: Setup, of: SizeAxis, size: int) -> None:
@@ -291,6 +299,7 @@ class _SizeSearch:
         request: the setup whose size is looked for.
         of: the size.
         step: multiples of it are cheap to ask for; of lengths alone others are looked at.
+        smallest: size that is looked at.
         start: where to begin.
         highest: where to end.
         end: why there.
@@ -300,14 +309,10 @@ class _SizeSearch:
     request: Setup
     of: SizeAxis
     step: int
+    smallest: int
     start: int
     highest: int
     end: CurveEnd
-
-    @property
-    def smallest(self) -> int:
-        """The smallest size that is looked at."""
-        return 1 if self.of is SizeAxis.SEQ_LEN else self.step
 
     def on(self, target: TargetGpu, samples: int | None) -> tuple[Largest, list[str]]:
         """The answer for a GPU, and what there is to know of the run at that size.
@@ -319,7 +324,7 @@ class _SizeSearch:
         say = self.profiler.progress
         if say is not None:
             say(f"looking for the largest {self.of} on {target.name}")
-        trials = SizeTrials(self.profiler, self.request, self.of, self.step, target)
+        trials = self._trials(target)
         largest, safe = self._largest(trials)
         tried_sizes = trials.tried_sizes
         if self.of is SizeAxis.BATCH:
@@ -353,6 +358,9 @@ class _SizeSearch:
             effective=effective,
         )
         return answer, trials.notes(max(largest, self.smallest))
+
+    def _trials(self, target: TargetGpu) -> SizeTrials:
+        return SizeTrials(self.profiler, self.request, self.of, self.step, target, self.smallest)
 
     def _largest(self, trials: SizeTrials) -> tuple[int, int]:
         """(the largest that runs, the largest that surely fits)."""
@@ -390,10 +398,21 @@ class _SizeSearch:
         # gradients that are kept between micro-steps leave less for a micro-batch
         request = replace(self.request, grad_accum=2)
         unit, start = self.request.batch_unit, max(safe or largest, 1)
-        search = replace(self, request=request, step=unit, start=start, highest=samples)
-        runs, fits = search._largest(SizeTrials(self.profiler, request, self.of, unit, target))
+        search = replace(
+            self,
+            request=request,
+            step=unit,
+            smallest=smallest_micro_batch(self.request, samples),
+            start=start,
+            highest=samples,
+        )
+        runs, fits = search._largest(search._trials(target))
         largest_size = fits or runs
-        sizes = [n for n in range(largest_size, 0, -1) if samples % n == 0 and n % unit == 0]
+        sizes = [
+            n
+            for n in range(largest_size, search.smallest - 1, -1)
+            if samples % n == 0 and n % unit == 0
+        ]
         exact_batch = self._first_fitting(
             target, ((n, samples // n) for n in sizes), surely=fits > 0
         )
@@ -402,8 +421,9 @@ class _SizeSearch:
         if self.request.method.generates:
             return  # num_generations divides what is asked for, and not what is above it
         step_counts = range(-(-samples // largest_size), samples + 1) if largest_size else range(0)
+        splits = ((-(-samples // k), k) for k in step_counts[:_ATTEMPTS])
         rounded_batch = self._first_fitting(
-            target, ((-(-samples // k), k) for k in step_counts[:_ATTEMPTS]), surely=fits > 0
+            target, (split for split in splits if split[0] >= search.smallest), surely=fits > 0
         )
         if rounded_batch is not None and (
             exact_batch is None or rounded_batch.num_micro_steps < exact_batch.num_micro_steps

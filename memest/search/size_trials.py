@@ -42,10 +42,17 @@ class SizeTrials:
         step: lengths that are multiples of it share their traces; of batches and images multiples
             alone are looked at.
         target: the GPU.
+        smallest: size that can be asked for.
     """
 
     def __init__(
-        self, profiler: Profiler, request: Setup, of: SizeAxis, step: int, target: TargetGpu
+        self,
+        profiler: Profiler,
+        request: Setup,
+        of: SizeAxis,
+        step: int,
+        target: TargetGpu,
+        smallest: int = 1,
     ) -> None:
         self._profiler = profiler
         self._request = request
@@ -53,6 +60,7 @@ class SizeTrials:
         self._step = step
         self._apart = 1 if of is SizeAxis.SEQ_LEN else step
         self._target = target
+        self._smallest = smallest
         self._replays = profiler.replays(parse_alloc_conf(request.alloc_conf))
         self._sizes: set[int] = set()
         self._fine_search = LargestSizeSearch(target, self._replays, self._run_at, 1)
@@ -68,13 +76,14 @@ class SizeTrials:
     def coarse_search(self, highest: int) -> LargestSizeSearch:
         """A search over multiples of the step."""
         step = self._step
+        lowest = -(-self._smallest // step)
         if step == 1:
             self._fine_search = LargestSizeSearch(
-                self._target, self._replays, self._run_at, highest
+                self._target, self._replays, self._run_at, highest, lowest
             )
             return self._fine_search
         return LargestSizeSearch(
-            self._target, self._replays, lambda k: self._run_at(k * step), highest
+            self._target, self._replays, lambda k: self._run_at(k * step), highest, lowest
         )
 
     @property
@@ -160,10 +169,10 @@ class SizeTrials:
         sizes = {n for n in tried_sizes if n <= top}
         sizes |= {n for n in (safe, largest) if n > 0}
         if self._of is SizeAxis.BATCH and largest < highest:
-            sizes.add(largest + self._apart)
+            sizes.add(max(largest + self._apart, self._smallest))
         if self._of is not SizeAxis.IMAGE_SIZE and not each_size_alone(self._request):
             sizes |= set(_even_sizes(top, self._step))
-        return tuple(self.point(size) for size in sorted(sizes))
+        return tuple(self.point(size) for size in sorted(sizes) if size >= self._smallest)
 
 
 def _even_sizes(top: int, step: int) -> range:

@@ -14,6 +14,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from memest.catalog.gpu_counts import split_gpu_count
+from memest.config.idle_options import smallest_micro_batch
 from memest.config.installed import release
 from memest.config.options import argument, no_gpu
 from memest.config.parallelism import Strategy
@@ -319,7 +320,8 @@ class _Search:
         """The largest micro-batch that fits and divides what a step has, if there is one."""
         if self._is_brief:
             return
-        for batch in range(setup.batch - 1, 0, -1):
+        smallest = smallest_micro_batch(setup, setup.batch * setup.grad_accum)
+        for batch in range(setup.batch - 1, smallest - 1, -1):
             if setup.batch % batch == 0:
                 yield first.then(_batches_of(setup, batch))
 

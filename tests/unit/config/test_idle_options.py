@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from memest.config.idle_options import idle_options, refuse_stopped
-from memest.config.options import setup_from_options
+from memest.config.idle_options import (
+    idle_options,
+    refuse_stopped,
+    smallest_batch,
+    smallest_micro_batch,
+)
+from memest.config.options import samples_of_each, setup_from_options
 from memest.errors import ConfigError
 
 AMPERE, TURING = (8, 0), (7, 5)
@@ -108,3 +113,31 @@ def test_a_run_that_its_trainer_stops_is_refused(options, words):
 
 def test_what_changes_nothing_is_not_refused():
     refuse_stopped(setup_from_options(**CAUSAL, tf32=True, use_reentrant=True))
+
+
+SWIFT = {"method": "kto", "log_probs": "ms-swift"}
+
+
+@pytest.mark.parametrize(
+    ("options", "at_once", "accumulated"),
+    [
+        ({}, 1, 1),
+        ({"method": "kto"}, 2, 2),
+        (SWIFT, 2, 1),
+        ({**SWIFT, "num_gpus": 2}, 1, 1),
+        ({"method": "grpo", "num_generations": 6}, 6, 1),
+        ({"method": "kto", "unpriced": ("loss",)}, 1, 1),
+    ],
+    ids=str,
+)
+def test_the_smallest_batch_is_one_with_which_the_trainer_begins(options, at_once, accumulated):
+    setup = setup_from_options(**{**CAUSAL, **options})
+    assert smallest_batch(setup) == at_once
+    assert smallest_micro_batch(setup, samples=12) == accumulated
+
+
+def test_an_effective_batch_that_no_accumulation_reaches_is_refused():
+    setup = setup_from_options(**CAUSAL, method="kto", num_gpus=4)
+    with pytest.raises(ConfigError, match=r"TRL stops.*Write --effective-batch 8"):
+        samples_of_each(4, setup)
+    assert samples_of_each(8, setup) == 2

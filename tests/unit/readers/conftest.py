@@ -4,6 +4,7 @@ import pytest
 
 import memest
 from support.paths import RUN_CONFIGURATIONS as EXAMPLES
+from support.training_scripts import TRAINER
 
 
 @pytest.fixture
@@ -35,5 +36,17 @@ def options(write):
         run = memest.read_config(write(name, text), **more)
         missed = {remark.key.rpartition(":")[2].strip() for remark in run.not_modelled}
         return run.options, missed
+
+    return read
+
+
+@pytest.fixture
+def script(write):
+    """A run of a Trainer, with parts of its script given."""
+
+    def read(**parts):
+        names = ("before", "arguments", "between", "trainer", "after")
+        text = TRAINER.format(**{**dict.fromkeys(names, ""), "model": "'gpt2'", **parts})
+        return memest.read_config(write("train.py", text), seq_len=8)
 
     return read

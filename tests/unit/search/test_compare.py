@@ -247,7 +247,7 @@ def test_pipelines_are_compared_without_their_time():
 def test_runs_that_write_completions_are_compared_without_their_time(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     compared = memest.compare(
-        str(tmp_path), ["checkpointing=full"], method="grpo", engine="server", batch=2, seq_len=64
+        str(tmp_path), ["checkpointing=full"], method="grpo", engine="server", batch=8, seq_len=64
     )
     assert [each.relative_time for each in compared.scenarios] == [None, None]
     assert "the writing" in compared.time_basis

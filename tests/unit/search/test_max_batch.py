@@ -382,6 +382,34 @@ def test_the_largest_batch_of_completions_holds_whole_prompts(tmp_path):
     assert not any("no multiple" in note for note in found.notes)
 
 
+@pytest.mark.parametrize("memory", ["340MiB", "700MiB"])
+def test_a_batch_that_the_trainer_stops_at_is_not_looked_at(tmp_path, memory):
+    """TRL's KTO compares an answer with another one of its batch."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    found = memest.max_batch(
+        str(tmp_path), method="kto", seq_len=64, gpu_memory=memory, device_context="300MiB"
+    )
+
+    assert (found.smallest, found.answers[0].curve[0].size >= 2) == (2, True)
+    assert ("Not even a batch of 2" in str(found)) is (memory == "340MiB")
+
+
+QUESTIONS = {
+    "profile": lambda model: memest.profile(model, method="kto", batch=1).spot(gpu="t4"),
+    "compare": lambda model: memest.compare(model, ["batch=1"], method="kto", batch=2, seq_len=64),
+    "stages": lambda model: memest.stages(model, method="kto", batch=1, num_gpus=2),
+    "length": lambda model: memest.max_batch(model, of="seq-len", method="kto", batch=1, gpu="t4"),
+    "advise": lambda model: memest.advise(model, effective_batch=1, method="kto", gpu="t4"),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_whoever_asks_about_a_run_that_its_trainer_stops_is_told(tmp_path, question):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    with pytest.raises(ConfigError, match="TRL stops, because its divergence"):
+        QUESTIONS[question](str(tmp_path))
+
+
 def test_a_length_is_not_looked_for_among_those_of_a_file(tmp_path):
     file = tmp_path / "lengths.txt"
     file.write_text("10\n60\n")
