@@ -13,7 +13,7 @@ from memest.config.setup import Loop, Precision, Setup
 from memest.events import Phase
 from memest.profiles.stream import Stream
 from memest.trace import training
-from memest.trace.loops import TrainingLoop
+from memest.trace.loop_model import TrainingLoop
 from memest.trace.training import TracePlan, trace_training
 from memest.workspaces.operator_call import GpuTraits
 from support.recorded_medium import AdamWOutOfPlace, MediumModel, cross_entropy_by_gather

@@ -11,7 +11,8 @@ from memest.estimation.profiler import Profiler
 from memest.estimation.whole_run import steps_run
 from memest.profiles.axes import traced_setup
 from memest.sharding.rank import rank_stream
-from memest.trace.session import build, trace_built
+from memest.trace.meta_model import build
+from memest.trace.session import trace_built
 from memest.trace.training import TracePlan
 from support.streams import make_stream
 

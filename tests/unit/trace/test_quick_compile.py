@@ -20,7 +20,8 @@ from memest.config.setup import Setup
 from memest.trace.cuda import beside, inductor, quick_compile
 from memest.trace.cuda.beside import Beside
 from memest.trace.cuda.quick_compile import made_once, quick_trees, shortcuts
-from memest.trace.session import build, trace_built
+from memest.trace.meta_model import build
+from memest.trace.session import trace_built
 from memest.trace.training import TracePlan
 from memest.workspaces.operator_call import GpuTraits
 
