@@ -120,7 +120,7 @@ def test_layers_of_ones_own_are_folded() -> None:
 def test_a_model_that_goes_by_sample_is_not_tried_at_large_batches(
     batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("profiles.family_search", "estimation.profiler"):
+    for module in ("profiles.family_search", "estimation.family_traces"):
         monkeypatch.setattr(f"memest.{module}.LONG_TRACE", 100)
     said: list[str] = []
     inputs = {"x": torch.empty(batch, WIDTH, device="meta")}
