@@ -295,7 +295,7 @@ def _ask(
         if is_last:
             profiler.run(one)  # with its updates
         else:
-            profiler.traced_family(one)
+            profiler.families.shallow(one)
 
 
 def entry_of(model: str) -> CatalogueEntry:

@@ -82,7 +82,7 @@ def bert(bench: Bench) -> Work:
     def work() -> None:
         stream = run.stream
         stream.chains.memo.clear()
-        assert replay(stream.events, stream.sizes, chains=stream.chains, requested=False)
+        assert replay(stream.events, stream.sizes, chains=stream.chains)
 
     return work
 

@@ -12,7 +12,8 @@ def two_steps(model: str, **options: object) -> Work:
     from memest.catalog.gpus import find_gpu, traits
     from memest.catalog.resolve import resolve_model
     from memest.config.setup import Setup
-    from memest.trace.session import build, trace_built
+    from memest.trace.meta_model import build
+    from memest.trace.session import trace_built
     from memest.trace.training import TracePlan
 
     setup = Setup(num_steps=2, seq_len=512, **options)

@@ -233,7 +233,8 @@ def _on_cpu(model: str, setup: Setup, gpu: GpuTraits, progress: Progress | None)
 
 
 def _cpu_trace(source: ModelSource, setup: Setup, gpu: GpuTraits) -> tuple[Setup, Trace, Any]:
-    from memest.trace.session import build, trace_built
+    from memest.trace.meta_model import build
+    from memest.trace.session import trace_built
     from memest.trace.training import TracePlan
 
     meta_model = build(setup, source, None, None, None)

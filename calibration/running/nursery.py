@@ -24,7 +24,8 @@ import tempfile
 from typing import Any, TextIO
 
 from memest.calibration.case import Case, case_from_dict
-from memest.calibration.running.worker import Send, die_with_parent, perform
+from memest.calibration.running.worker import Send, perform
+from memest.processes import die_with_parent
 
 __all__ = ["main", "work"]
 

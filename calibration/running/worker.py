@@ -16,10 +16,7 @@ is with the runner already.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
-import signal
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -33,18 +30,9 @@ from memest.calibration.measurement import (
     is_out_of_memory,
 )
 
-__all__ = ["Send", "Worker", "die_with_parent", "perform"]
+__all__ = ["Send", "Worker", "perform"]
 
 Send = Callable[[dict[str, Any]], None]
-_PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent() -> None:
-    """Ask Linux for a signal when the parent is gone; elsewhere a closed pipe has to do."""
-    if sys.platform != "linux":
-        return
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Worker(ABC):

@@ -15,15 +15,8 @@ from memest.catalog.spec import GpuSpec, policy
 from memest.errors import ConfigError
 from memest.units import MIB, format_size
 
-__all__ = ["DRIVER_SPREAD_RATIO", "DriverGap", "driver_gap", "usable_bytes", "usable_interval"]
+__all__ = ["DRIVER_SPREAD_RATIO", "DriverGap", "driver_gap", "usable_bytes"]
 
-_PRECISION_MIB = {
-    "exact": (0, 0),
-    "exact to 1 KiB": (0, 0),
-    "+1/-0 MiB": (0, 1),
-    "+/-1 MiB": (1, 1),
-    "+/-5 MiB": (5, 5),
-}
 DRIVER_SPREAD_RATIO = 0.015
 """Totals of one card differ by up to this between drivers (T4: 15110 to 14913 MiB in torch)."""
 
@@ -86,60 +79,6 @@ def driver_gap(spec: GpuSpec) -> DriverGap:
     )
 
 
-def _known_sizes(spec: GpuSpec) -> tuple[int, int, int, str]:
-    """(expected, low, high, basis) of the usable memory in bytes."""
-    if spec.is_memory_alone:
-        total = spec.torch_total_bytes or 0
-        return total, total, total, "memory as given"
-    if spec.torch_total_bytes is not None:
-        total = spec.torch_total_bytes
-        below, above = _PRECISION_MIB.get(spec.torch_total_precision or "", (5, 5))
-        spread = 0 if spec.confidence == "live" else int(total * DRIVER_SPREAD_RATIO)
-        precision = f" ({spec.torch_total_precision})" if spec.torch_total_precision else ""
-        basis = (
-            f"torch's own total of the {spec.name}, as printed on Linux{precision}; drivers move "
-            "it by up to 1.5 %"
-        )
-        if spec.confidence == "live":
-            basis = f"the memory of the {spec.name} in this machine{precision}"
-        return total, total - below * MIB - spread, total + above * MIB, basis
-    if spec.nvml_total_bytes is not None:
-        gap = driver_gap(spec)
-        total = spec.nvml_total_bytes
-        basis = (
-            f"nvidia-smi total of {format_size(total)} minus {format_size(gap.middle_bytes)} that "
-            f"driver and firmware keep on the nearest cards with both figures ({gap.text}); "
-            f"torch's own total of the {spec.name} is not known"
-        )
-        # the family is not the card: double its range downwards
-        slack = max(
-            gap.high_bytes - gap.low_bytes, gap.middle_bytes // 2, int(total * DRIVER_SPREAD_RATIO)
-        )
-        expected = total - gap.middle_bytes
-        return expected, total - gap.high_bytes - slack, total - gap.low_bytes // 2, basis
-    if spec.memory_marketing_gb is None:
-        raise ConfigError(
-            f"nothing is known about the memory of {spec.name}: give it, for example "
-            "--gpu-memory 24GiB"
-        )
-    if spec.backend == "rocm":
-        rocm_gap = policy()["rocm_gap"]["high_mib"] * MIB
-        total = spec.memory_marketing_gb * (1 << 30) - rocm_gap
-        basis = (
-            f"{spec.memory_marketing_gb} GiB on the box minus {rocm_gap // MIB} MiB, as on the "
-            "four AMD cards with a known total; no total of this card is known"
-        )
-        return total, int(total * 0.98), total, basis
-    # decimal gigabytes: within half a per cent of the two unified-memory boards with a reading,
-    # and on the safe side elsewhere
-    total = spec.memory_marketing_gb * 10**9
-    basis = (
-        f"the {spec.memory_marketing_gb} GB on the box read as decimal; neither torch's nor "
-        f"nvidia-smi's total of the {spec.name} is known"
-    )
-    return total, int(total * 0.93), int(total * 1.06), basis
-
-
 def usable_bytes(spec: GpuSpec) -> tuple[int, str]:
     """Memory PyTorch can have on an otherwise empty card.
 
@@ -154,17 +93,52 @@ def usable_bytes(spec: GpuSpec) -> tuple[int, str]:
     Raises:
         ConfigError: if the spec names no size at all.
     """
-    expected, _, _, basis = _known_sizes(spec)
+    nbytes, basis = _known_size(spec)
     if spec.kind == "unified":
         basis += "; the CPU shares this memory, so a run can have less"
-    return expected, basis
+    return nbytes, basis
 
 
-def usable_interval(spec: GpuSpec) -> tuple[int, int]:
-    """Smallest and largest usable memory in bytes that the card's figures allow.
-
-    Raises:
-        ConfigError: if the spec names no size at all.
-    """
-    _, low, high, _ = _known_sizes(spec)
-    return low, high
+def _known_size(spec: GpuSpec) -> tuple[int, str]:
+    """The size in bytes by the best figure that is known of a card, and which one that is."""
+    if spec.is_memory_alone:
+        return spec.torch_total_bytes or 0, "memory as given"
+    if spec.torch_total_bytes is not None:
+        precision = f" ({spec.torch_total_precision})" if spec.torch_total_precision else ""
+        basis = (
+            f"torch's own total of the {spec.name}, as printed on Linux{precision}; drivers move "
+            "it by up to 1.5 %"
+        )
+        if spec.confidence == "live":
+            basis = f"the memory of the {spec.name} in this machine{precision}"
+        return spec.torch_total_bytes, basis
+    if spec.nvml_total_bytes is not None:
+        gap = driver_gap(spec)
+        total = spec.nvml_total_bytes
+        basis = (
+            f"nvidia-smi total of {format_size(total)} minus {format_size(gap.middle_bytes)} that "
+            f"driver and firmware keep on the nearest cards with both figures ({gap.text}); "
+            f"torch's own total of the {spec.name} is not known"
+        )
+        return total - gap.middle_bytes, basis
+    if spec.memory_marketing_gb is None:
+        raise ConfigError(
+            f"nothing is known about the memory of {spec.name}: give it, for example "
+            "--gpu-memory 24GiB"
+        )
+    if spec.backend == "rocm":
+        rocm_gap = policy()["rocm_gap"]["high_mib"] * MIB
+        total = spec.memory_marketing_gb * (1 << 30) - rocm_gap
+        basis = (
+            f"{spec.memory_marketing_gb} GiB on the box minus {rocm_gap // MIB} MiB, as on the "
+            "four AMD cards with a known total; no total of this card is known"
+        )
+        return total, basis
+    # decimal gigabytes: within half a per cent of the two unified-memory boards with a reading,
+    # and on the safe side elsewhere
+    total = spec.memory_marketing_gb * 10**9
+    basis = (
+        f"the {spec.memory_marketing_gb} GB on the box read as decimal; neither torch's nor "
+        f"nvidia-smi's total of the {spec.name} is known"
+    )
+    return total, basis

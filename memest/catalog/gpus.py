@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from memest.catalog.capacity import usable_bytes, usable_interval
+from memest.catalog.capacity import usable_bytes
 from memest.catalog.gpu_words import cards_of_service, given_memory, named_memory, split_count
 from memest.catalog.spec import GpuSpec, list_gpus, policy
 from memest.errors import ConfigError, UnknownGpuError, closest
@@ -36,7 +36,6 @@ __all__ = [
     "plain_name",
     "traits",
     "usable_bytes",
-    "usable_interval",
 ]
 
 COMMON_GPUS: tuple[str, ...] = tuple(policy()["common"])

@@ -2,7 +2,7 @@
 
 What was traced once is kept, in memory and in the store, and answers everything that follows from
 it. A question is answered in a straight line: what the model makes of the setup (:meth:`resolve`),
-what is known of its structure, the family that answers for its sizes, traced where there is none,
+what is known of its structure, the family that answers for its sizes (:attr:`Profiler.families`),
 and the run that comes of it.
 """
 
@@ -18,47 +18,31 @@ from memest.config.compatibility import check_scaled
 from memest.config.deepspeed import with_hidden_size
 from memest.config.inputs import NO_INPUTS, ModuleInputs, check_own_parts
 from memest.config.options import find_option, is_harmless
-from memest.config.parallelism import ONE_GPU
 from memest.config.setup import SdpaBackend, Setup, Task
-from memest.errors import ConfigError, MemestError, MissingDependencyError
+from memest.errors import ConfigError
 from memest.estimation.assumption import Usual
 from memest.estimation.early import with_own_base
 from memest.estimation.evaluation_traces import EvaluationTraces
+from memest.estimation.family_traces import FamilyTraces
 from memest.estimation.optimizer_traces import OptimizerTraces
 from memest.estimation.question import Question
 from memest.estimation.replay_cache import ReplayCache
 from memest.estimation.run import Run
 from memest.estimation.tracer import Progress, Tracer
 from memest.events import Trace
-from memest.profiles.axes import (
-    UNLIMITED,
-    Sizes,
-    learn_lengths,
-    structure_of,
-)
+from memest.profiles.axes import greatest_length, learn_lengths, structure_of
 from memest.profiles.cache import Store
 from memest.profiles.family import Family, Point, single_trace_family
-from memest.profiles.family_search import (
-    LONG_TRACE,
-    SMALL_BATCHES,
-    FamilySearch,
-    answers_for,
-    goes_by_sample,
-    place_by_sample,
-)
-from memest.profiles.fold import Fold
+from memest.profiles.family_search import SMALL_BATCHES
 from memest.profiles.known_profiles import (
     KnownProfiles,
     StepProfile,
-    asks_for_gpu,
-    each_size_alone,
     key_digest,
     shipped_releases,
 )
 from memest.profiles.packs import Packs
 from memest.profiles.program import Program
 from memest.profiles.sizing import SIZES, SizeAnswer, asked_sizes
-from memest.profiles.transcript import Stack
 from memest.replay.conf import AllocatorConf
 from memest.report.result import ModelFacts
 from memest.workspaces.gpu_limits import check_backend, check_gpu
@@ -68,8 +52,6 @@ if TYPE_CHECKING:
     from memest.catalog.resolve import ModelSource
 
 __all__ = ["Profiler"]
-
-_MAX_FAMILIES = 32
 
 
 class Profiler:
@@ -81,6 +63,11 @@ class Profiler:
         module_inputs: what a module of one's own is fed.
         progress: told what is being done.
         stores: where traces are kept; the first one is written to.
+
+    Attributes:
+        families: of its training steps.
+        optimizers: its updates.
+        progress: as given.
     """
 
     def __init__(
@@ -97,7 +84,7 @@ class Profiler:
         self._profiles: dict[Setup, StepProfile] = {}
         self._replays: dict[AllocatorConf, ReplayCache] = {}
         self._evaluations = EvaluationTraces(self._tracer, self._known_profiles)
-        self._deep_families: dict[int, tuple[Family, Family]] = {}
+        self.families = FamilyTraces(self._tracer, self._known_profiles)
         self.progress = progress
         self.optimizers = OptimizerTraces(
             self._known_profiles, self._tracer.is_reproducible, self._tracer.say
@@ -184,7 +171,7 @@ class Profiler:
             )
         axis, prompt = ("seq_len", setup.seq_len) if setup.target_len is None else ("target_len", 1)
         if setup.generation is not None and prompt is not None:
-            limit = _limit(profile, setup, axis)
+            limit = greatest_length(profile.sizing, setup, axis)
             setup = replace(setup, generation=setup.generation.behind(prompt, limit))
         return setup
 
@@ -244,7 +231,7 @@ class Profiler:
         """
         if request.generation is not None:
             return None
-        return _limit(self.profile_of(request), self.resolve(request), axis)
+        return greatest_length(self.profile_of(request).sizing, self.resolve(request), axis)
 
     # -- runs
 
@@ -254,7 +241,7 @@ class Profiler:
         Raises:
             MemestError: the steps cannot be traced.
         """
-        return self.run_of(question, *self.family(question))
+        return self.run_of(question, *self.families.of(question))
 
     def trace(self, request: Setup, gpu: GpuTraits) -> Run:
         """The same by a trace of its own, whatever is known: to compare with."""
@@ -262,47 +249,6 @@ class Profiler:
         return self.run_of(
             question, single_trace_family(self._tracer.steps(question), question.sizes), ()
         )
-
-    def family(self, question: Question) -> tuple[Family, Point]:
-        """The family that answers for the sizes of a question, and the point.
-
-        Traced where there is none; grown for the sizes that will vary.
-        """
-        family, point = self.traced_family(question)
-        return self._unfolded(family), point
-
-    def _unfolded(self, family: Family) -> Family:
-        """A family in the depth of the model, made once."""
-        if family.fold is None:
-            return family
-        entry = self._deep_families.get(id(family))
-        if entry is None:
-            if len(self._deep_families) >= _MAX_FAMILIES:
-                self._deep_families.pop(next(iter(self._deep_families)))
-            entry = self._deep_families[id(family)] = family, family.unfolded()
-        return entry[1]
-
-    def traced_family(self, question: Question) -> tuple[Family, Point]:
-        """The same as it was traced, of few layers where the others follow from them."""
-        if each_size_alone(question.setup):
-            # nothing else follows from a trace for these sizes: Liger's loss goes in chunks whose
-            # number jumps with the batch, and its Python asks for the GPU's properties besides, as
-            # Inductor does to split and to fuse
-            profile = question.profile
-            if asks_for_gpu(question.setup):
-                profile = self._known_profiles.of_gpu(profile, question.gpu)
-            return self._known_family(profile, question) or self._first(profile, question)
-        profile = question.profile
-        known_family = self._known_family(profile, question)
-        family = known_family or self._first(profile, question)
-        vary, sizes = question.vary, question.sizes
-        if vary is None or (known_family and answers_for(known_family[0], vary, sizes)):
-            return family
-        cheap = family[0].fold is not None and len(family[0].skeleton.events) <= LONG_TRACE
-        if not known_family and vary and cheap:
-            # few layers cost little: the next question is mostly about another length or rank
-            question = replace(question, vary=tuple(dict.fromkeys((*vary, "seq_len", "lora_r"))))
-        return self._grow(question, family)
 
     def run_of(
         self, question: Question, family: Family, point: Point, program: Program | None = None
@@ -435,68 +381,6 @@ class Profiler:
         """The model on the meta device, built once."""
         return self._tracer.meta_model(question.profile, question.request, question.gpu)
 
-    def _known_family(
-        self, profile: StepProfile, question: Question
-    ) -> tuple[Family, Point] | None:
-        """The family that answers already."""
-        cues = question.setup.distributed != ONE_GPU
-        return self._known_profiles.find(profile, question.sizes, question.gpu, cues=cues)
-
-    def _first(self, profile: StepProfile, question: Question) -> tuple[Family, Point]:
-        """A family of one trace."""
-        self._known_profiles.read_families(profile, lambda _: True)
-        folded = self._tracer.folded(question, profile.families)
-        family = single_trace_family(
-            folded.trace, question.sizes, folded.fold, folded.whole_because
-        )
-        self._known_profiles.keep_family(profile, family)
-        return family, ()
-
-    def _grow(self, question: Question, family: tuple[Family, Point]) -> tuple[Family, Point]:
-        """A family around the sizes of a question, where one is to be had, else what is there."""
-        profile, setup = question.profile, question.setup
-        fold = family[0].fold
-        self._known_profiles.read_families(profile, lambda _: True)
-
-        def trace_at(sizes: Sizes) -> Trace:
-            return self._tracer.steps(question.at_sizes(sizes), *_layers_of(fold))
-
-        def follows(family: Family) -> bool:
-            """Whether layers are as alike at both ends of a family as they are here."""
-            if family.fold is None:
-                return True
-            ends = {min(family.points), max(family.points)}
-            return all(
-                self._tracer.follows(question.at_sizes(family.domain.sizes_at(end)), family, end)
-                for end in ends
-            )
-
-        search = FamilySearch(
-            families=profile.families,
-            sizes=question.sizes,
-            vary=question.vary or (),
-            barren_places=profile.barren_places,
-            thresholds=self._tracer.thresholds,
-            length_multiple=setup.distributed.sequence_pieces,
-            limit_of=lambda axis: _limit(profile, setup, axis),
-            trace_at=trace_at,
-            goes_by_sample=lambda: self._goes_by_sample(question, fold),
-        )
-        try:
-            for new_family in search.around(*family):
-                if new_family is None:
-                    self._known_profiles.save_model(profile)  # it is not looked for there again
-                    continue
-                if not follows(new_family):
-                    break
-                self._known_profiles.keep_family(profile, new_family)
-                point = new_family.point_of(question.sizes)
-                if point is not None:
-                    return new_family, point
-        except MissingDependencyError:
-            pass  # what is asked has its answer; more is not to be had here
-        return family
-
     def goes_by_sample(self, request: Setup, gpu: GpuTraits) -> bool:
         """Whether a model does part of its work sample by sample, so that no two batches are alike.
 
@@ -504,40 +388,11 @@ class Profiler:
             request: of the first batch that is asked for.
             gpu: whose kernels run.
         """
-        first = self.question(request, gpu, ("batch",))
-        if each_size_alone(first.setup):
-            return False  # no two batches are alike for another reason, and each is short
-        family, _ = self.traced_family(first)
-        if "batch" in family.axes:
-            return False
-        places = first.profile.barren_places
-        for goes in (True, False):
-            if place_by_sample(first.sizes, goes) in places:
-                return goes
-        smaller = self.question(replace(request, batch=SMALL_BATCHES[0]), gpu, ("batch",))
-        known_family = self._known_family(first.profile, smaller)
-        if known_family is None and len(family.skeleton.events) <= LONG_TRACE:
-            known_family = self.traced_family(smaller)
-        if known_family is not None and "batch" in known_family[0].axes:
-            return False
-        goes = self._goes_by_sample(first, family.fold)
-        places.add(place_by_sample(first.sizes, goes))
-        self._known_profiles.save_model(first.profile)
-        return goes
 
-    def _goes_by_sample(self, question: Question, fold: Fold | None) -> bool:
-        """The same, seen at two small batches."""
-        num_events = []
-        for batch in SMALL_BATCHES:
-            smaller = question.at_sizes({**question.sizes, "batch": batch})
-            try:
-                beginning = self._tracer.beginning(smaller, *_layers_of(fold))
-            except MissingDependencyError:
-                raise  # that says nothing about the model
-            except (MemestError, MemoryError, OverflowError):
-                return False
-            num_events.append(len(beginning.events))
-        return goes_by_sample(num_events)
+        def at(batch: int) -> Question:
+            return self.question(replace(request, batch=batch), gpu, ("batch",))
+
+        return self.families.goes_by_sample(at(request.batch), lambda: at(SMALL_BATCHES[0]))
 
     def _program(self, question: Question, family: Family, point: Point) -> Program:
         """Micro-steps with the updates that go with them."""
@@ -567,17 +422,3 @@ class Profiler:
         learn_lengths(profile.sizing, request, meta_model)
         self._known_profiles.save_model(profile)
         return answer
-
-
-def _layers_of(fold: Fold | None) -> tuple[Sequence[Stack], Sequence[int]]:
-    """The layers that a fold was found with; all of them without."""
-    return ((), ()) if fold is None else (fold.stacks, fold.periods)
-
-
-def _limit(profile: StepProfile, setup: Setup, axis: str) -> int | None:
-    """The greatest size that the model takes."""
-    if axis not in ("seq_len", "target_len"):
-        return None
-    rules = [rule for rule in profile.sizing.rules if axis in rule.names]
-    limit = max((rule.highs[rule.names.index(axis)] for rule in rules), default=None)
-    return None if limit is None or limit >= UNLIMITED else max(limit, getattr(setup, axis))

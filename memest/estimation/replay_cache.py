@@ -48,7 +48,6 @@ class ReplayCache:
             self.conf,
             curve=curve,
             chains=stream.chains,
-            requested=False,
             streams=stream.on_streams,
             empty_cache_at=stream.empty_cache_at,
         )

@@ -186,7 +186,7 @@ class Tracer:
         return key
 
     def meta_model(self, profile: StepProfile, request: Setup, gpu: GpuTraits | None = None) -> Any:
-        """The model on the meta device (:class:`memest.trace.session.MetaModel`), built once.
+        """The model on the meta device (:class:`memest.trace.meta_model.MetaModel`), built once.
 
         Args:
             profile: what is known of its steps.
@@ -208,7 +208,7 @@ class Tracer:
             import torch  # noqa: F401
         except ImportError as error:
             raise TORCH.missing() from error
-        from memest.trace.session import build
+        from memest.trace.meta_model import build
 
         self.say(building)
         inputs = self.module_inputs

@@ -169,7 +169,6 @@ def _release_words(target: TargetGpu, peaks: Peaks, stream: Stream, conf: Alloca
         stream.sizes,
         replace(conf, expandable_segments=True),
         chains=stream.chains,
-        requested=False,
         streams=stream.on_streams,
         empty_cache_at=stream.empty_cache_at,
     )
@@ -207,7 +206,6 @@ def _survives(
         conf,
         limit_bytes=limit,
         chains=stream.chains,
-        requested=False,
         streams=stream.on_streams,
         empty_cache_at=stream.empty_cache_at,
         dispensable=numbers or dispensable(stream),

@@ -84,7 +84,7 @@ def _pipeline_run(profiler: Profiler, question: Question) -> PipelineRun:
         mark = [part.start, part.stop, part.first, part.last]
         profile = profiler.stage_profile(question.profile, stage, mark)
         of_stage = replace(question, setup=stage, profile=profile)
-        stages.append(StageFamily(part, *profiler.family(of_stage)))
+        stages.append(StageFamily(part, *profiler.families.of(of_stage)))
 
     def updates_of(weights: tuple[Weight, ...]) -> Trace | None:
         if setup.optimizer == "none":

@@ -17,6 +17,7 @@ __all__ = [
     "Sizes",
     "eval_batches",
     "gathering_ranks",
+    "greatest_length",
     "key_of",
     "last_holding",
     "learn_lengths",
@@ -339,6 +340,24 @@ def learn_lengths(sizing: Sizing, request: Setup, meta_model: Any) -> None:
                 continue
         if len(answers) >= 3:
             sizing.learn(answers, {})
+
+
+def greatest_length(sizing: Sizing, setup: Setup, axis: str) -> int | None:
+    """The greatest length in tokens that a model takes.
+
+    Args:
+        sizing: what is known of its sizes.
+        setup: whose own length is taken, whatever the model names.
+        axis: ``seq_len`` or ``target_len``.
+
+    Returns:
+        None where the model names none, and of sizes of another kind.
+    """
+    if axis not in ("seq_len", "target_len"):
+        return None
+    rules = [rule for rule in sizing.rules if axis in rule.names]
+    limit = max((rule.highs[rule.names.index(axis)] for rule in rules), default=None)
+    return None if limit is None or limit >= UNLIMITED else max(limit, getattr(setup, axis))
 
 
 def _highest_length(run: Any, base: Setup, name: str) -> int:

@@ -34,11 +34,9 @@ from memest.events import (
 from memest.profiles.pieces import MAX_REPEATS, Pieces, Span
 from memest.workspaces.operator_call import (
     CONVOLUTION_WORKSPACE,
-    GpuTraits,
     Lifetime,
     Workspace,
 )
-from memest.workspaces.registry import workspaces_of
 
 __all__ = [
     "Course",
@@ -48,7 +46,6 @@ __all__ = [
     "Stream",
     "dispensable",
     "lay_out",
-    "make_stream",
     "shape_of",
     "slack_of",
     "streams_of",
@@ -199,7 +196,7 @@ def lay_out(
     *,
     num_steps: int,
     grad_accum: int = 1,
-    pieces: Pieces | None = None,
+    pieces: Pieces,
     cues: bool = False,
 ) -> Course:
     """The course of a run.
@@ -210,7 +207,7 @@ def lay_out(
         num_places: length of that table.
         num_steps: optimizer steps of the run.
         grad_accum: micro-steps of each step.
-        pieces: of the trace, None where the run is played as it was traced.
+        pieces: of the trace.
         cues: say where wrappers of the model act.
 
     Raises:
@@ -218,47 +215,9 @@ def lay_out(
     """
     course = Course(module_names=trace.module_names, label_names=list(trace.op_names))
     player = Player(trace, shape, num_places, course, trace.cues if cues else ())
-    if pieces is None:
-        if trace.micro_steps != (grad_accum,) * num_steps:
-            raise ValueError(f"traced {trace.micro_steps}, asked for {num_steps} x {grad_accum}")
-        player.play((0, len(trace.events)), None, None)
-    else:
-        _Run(player, pieces, grad_accum).play(num_steps)
+    _Run(player, pieces, grad_accum).play(num_steps)
     course.chains = Chains(player.chains(), course.places)
     return course
-
-
-def make_stream(
-    trace: Trace, gpu: GpuTraits, *, num_steps: int, grad_accum: int = 1, cues: bool = False
-) -> Stream:
-    """Compose a run from a concrete trace and fill in what the kernels allocate on this GPU.
-
-    Args:
-        trace: traced steps, with their updates.
-        gpu: decides workspaces.
-        num_steps: optimizer steps of the run.
-        grad_accum: micro-steps of each step.
-        cues: say where wrappers of the model act.
-
-    Raises:
-        TraceError: a step that cannot be repeated.
-    """
-    call_workspaces = [workspaces_of(call, gpu) for call in trace.calls]
-    whole = trace.micro_steps == (grad_accum,) * num_steps
-    places: dict[int, int] = {}
-    numbered_trace = replace(trace)
-    numbered_trace.sizes = [places.setdefault(size, len(places)) for size in trace.sizes]
-    course = lay_out(
-        numbered_trace,
-        shape_of(call_workspaces),
-        len(places),
-        num_steps=num_steps,
-        grad_accum=grad_accum,
-        pieces=None if whole else Pieces(numbered_trace),
-        cues=cues,
-    )
-    table = [*places, *(w.nbytes for workspaces in call_workspaces for w in workspaces)]
-    return Stream.of(course, [table[place] for place in course.places], slack_of(call_workspaces))
 
 
 class _Run:

@@ -14,7 +14,7 @@ from typing import Any
 from memest.events import ALLOC, CALL, MARK, Phase, Trace
 from memest.workspaces.flops import Arithmetic, arithmetic, flops
 
-__all__ = ["NOTHING", "StepWork", "Work", "step_work", "work_of"]
+__all__ = ["NOTHING", "StepWork", "Work", "step_work"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +90,6 @@ class StepWork:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {phase.value: work.to_dict() for phase, work in self.phases.items()}
-
-
-def work_of(trace: Trace, start_mark: int, stop_mark: int) -> Work:
-    """The work between two marks.
-
-    Args:
-        trace: a trace.
-        start_mark: index of the first mark that counts.
-        stop_mark: index of the first mark that does not; ``len(trace.marks)`` for the end.
-    """
-    works = _by_mark(trace)
-    return sum((w for mark, w in works.items() if start_mark <= mark < stop_mark), NOTHING)
 
 
 def step_work(trace: Trace, grad_accum: int) -> StepWork:

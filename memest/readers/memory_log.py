@@ -32,7 +32,6 @@ _CERTAINLY_BYTES = 10_000_000
 _CERTAINLY_BYTES_OF_HOST = 10_000_000_000
 """The same of a host, whose processes ps and getrusage count in KiB."""
 _STEPS = ("step", "global_step", "_step", "train/global_step", "iteration", "iter", "steps")
-_TRUE = ("1", "true", "yes", "eval")
 _EVALUATION = ("evaluation", "eval", "is_eval", "evaluating")
 _UNITS = {
     "bytes": 1, "byte": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "kb": 10**3, "mb": 10**6,

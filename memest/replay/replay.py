@@ -38,8 +38,6 @@ class Replay:
         peak_allocated_bytes: as ``torch.cuda.max_memory_allocated``.
         peak_allocated_index: the first event at which that peak is reached.
         peak_reserved_bytes: as ``torch.cuda.max_memory_reserved``.
-        peak_reserved_index: the first event at which that peak is reached.
-        peak_requested_bytes: the same before any rounding; None where it was not asked for.
         final_allocated_bytes: allocated after the last event replayed.
         final_reserved_bytes: reserved after it.
         num_alloc_retries: how often caches had to be released for an allocation.
@@ -54,8 +52,6 @@ class Replay:
     peak_allocated_bytes: int
     peak_allocated_index: int
     peak_reserved_bytes: int
-    peak_reserved_index: int
-    peak_requested_bytes: int | None
     final_allocated_bytes: int
     final_reserved_bytes: int
     num_alloc_retries: int
@@ -76,7 +72,6 @@ def replay(
     total_bytes: int | None = None,
     curve: bool = False,
     chains: Chains | None = None,
-    requested: bool = True,
     streams: bytes = b"",
     empty_cache_at: Sequence[int] = (),
     dispensable: Collection[int] = (),
@@ -96,7 +91,6 @@ def replay(
         chains: parts of the events that are copies of each other; one that finds the allocator in
             the same state as an earlier one is not played again. The answer is the same without.
             Events that come with chains were composed by memest and are not checked again.
-        requested: whether to find the peak before rounding.
         streams: CUDA stream of each allocation number; empty where all are on one. A block can
             only be used again on its own stream.
         empty_cache_at: events in front of which the program calls
@@ -139,7 +133,7 @@ def replay(
             dispensable,
         )
         if placement is not None:
-            return _summarize(events, sizes, placement, chains, curve=curve, requested=requested)
+            return _summarize(events, placement, chains, curve=curve)
     return replay_reference(
         events,
         sizes,
@@ -241,12 +235,10 @@ def _place(
 
 def _summarize(
     events: Sequence[int],
-    sizes: Sequence[int],
     placement: Placement,
     chains: Chains | None,
     *,
     curve: bool,
-    requested: bool,
 ) -> Replay:
     """Peaks and curves from the sizes handed out, in passes that run at the speed of C."""
     if placement.oom_index is not None:
@@ -264,12 +256,6 @@ def _summarize(
         peak_index = allocated.index(peak) if allocated else 0
     growth = placement.growth
     reserved = max((nbytes for _, nbytes in growth), default=0)
-    requests = sizes
-    if requested and placement.num_retries:
-        # what memory did not suffice for was requested in vain
-        requests = [
-            size if given else 0 for size, given in zip(sizes, placement.block_bytes, strict=True)
-        ]
     reserved_curve = None
     if curve:
         reserved_curve = array("q")
@@ -279,8 +265,6 @@ def _summarize(
         peak_allocated_bytes=peak,
         peak_allocated_index=peak_index,
         peak_reserved_bytes=reserved,
-        peak_reserved_index=next((index for index, nbytes in growth if nbytes == reserved), 0),
-        peak_requested_bytes=max(_running_sum(events, requests), default=0) if requested else None,
         final_allocated_bytes=final,
         final_reserved_bytes=growth[-1][1] if growth else 0,
         num_alloc_retries=placement.num_retries,
@@ -349,8 +333,7 @@ def replay_reference(
     blocks: list[Block | None] = [None] * len(sizes)
     block_bytes = [0] * len(sizes)
     allocated_curve, reserved_curve = array("q"), array("q")
-    peak_allocated = peak_reserved = 0
-    allocated_index = reserved_index = 0
+    peak_allocated = allocated_index = 0
     oom_index = None
     empties = set(empty_cache_at)
     for index, event in enumerate(events):
@@ -370,8 +353,6 @@ def replay_reference(
             allocator.free(freed_block)
         if allocated_stat.peak > peak_allocated:
             peak_allocated, allocated_index = allocated_stat.peak, index
-        if reserved_stat.peak > peak_reserved:
-            peak_reserved, reserved_index = reserved_stat.peak, index
         if curve:
             allocated_curve.append(allocated_stat.current)
             reserved_curve.append(reserved_stat.current)
@@ -380,9 +361,7 @@ def replay_reference(
     return Replay(
         peak_allocated_bytes=peak_allocated,
         peak_allocated_index=allocated_index,
-        peak_reserved_bytes=peak_reserved,
-        peak_reserved_index=reserved_index,
-        peak_requested_bytes=allocator.stats.requested_bytes.all.peak,
+        peak_reserved_bytes=reserved_stat.peak,
         final_allocated_bytes=allocated_stat.current,
         final_reserved_bytes=reserved_stat.current,
         num_alloc_retries=allocator.stats.num_alloc_retries,

@@ -15,7 +15,7 @@ from html import escape
 from typing import Any
 
 from memest.errors import ConfigError
-from memest.report.page import Figure, html_document
+from memest.report.page import html_document
 from memest.report.plots import INK, check_matplotlib, new_figure, plain
 from memest.report.result import Verdict
 from memest.units import format_delta, format_size
@@ -31,7 +31,6 @@ __all__ = [
     "colour",
     "draw_heat_map",
     "ink",
-    "panel_figure",
     "render_fragment",
     "render_page",
 ]
@@ -219,11 +218,6 @@ def render_fragment(heat: HeatMap) -> str:
     parts.append(f"<details><summary>The numbers as tables</summary>{tables}</details>")
     body = "\n".join(part for part in parts if part)
     return f'<div style="font-family:sans-serif">\n{body}\n</div>'
-
-
-def panel_figure(heat: HeatMap, panel: HeatPanel) -> Figure:
-    """A panel as a picture of a page of blocks."""
-    return Figure(panel.title or heat.metric, _svg(heat, panel), _words(heat, panel))
 
 
 def _text(x: float, y: float, text: str, *, anchor: str = "middle", **style: object) -> str:

@@ -295,7 +295,6 @@ def expected_course(run: Run, model: str, gpu: str) -> ExpectedCourse:
         parse_alloc_conf(run.setup.alloc_conf),
         curve=True,
         chains=stream.chains,
-        requested=False,
         streams=stream.on_streams,
     )
     curve = result.allocated_curve

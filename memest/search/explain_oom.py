@@ -229,7 +229,6 @@ class _MessageMatcher:
             conf,
             curve=True,
             chains=stream.chains,
-            requested=False,
             streams=stream.on_streams,
         )
         return _Run(run.setup, stream, conf, result)

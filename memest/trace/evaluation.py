@@ -16,7 +16,8 @@ import torch
 from memest.config.setup import Setup
 from memest.events import Phase, SeamKind, Trace
 from memest.trace.cuda.compiled import compile_model
-from memest.trace.loops import TrainingLoop, count_items, forward, loss_region
+from memest.trace.loop_model import TrainingLoop, forward, loss_region
+from memest.trace.loops import count_items
 from memest.trace.model.adapters import base_of
 from memest.trace.model.loading import load
 from memest.trace.model.quantization import Loading

@@ -18,7 +18,8 @@ from memest.config.generation import Generation
 from memest.config.setup import Precision, Setup
 from memest.errors import ConfigError
 from memest.events import Phase, SeamKind, Trace
-from memest.trace.loops import TrainingLoop, in_autocast, loss_region, tag_gradients
+from memest.trace.loop_model import TrainingLoop, in_autocast, loss_region
+from memest.trace.loops import tag_gradients
 from memest.trace.losses.objective import recomputing_nothing, without_dropout
 from memest.trace.model.adapters import base_of
 from memest.trace.model.loading import load

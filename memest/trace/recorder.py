@@ -42,8 +42,6 @@ from memest.workspaces.registry import reads_calls
 
 __all__ = ["Handler", "PhaseDone", "Recorder", "local"]
 
-aten = torch.ops.aten
-
 Handler = Callable[..., Any]
 
 _CODE = {category: index for index, category in enumerate(CATEGORY_ORDER)}

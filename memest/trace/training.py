@@ -31,7 +31,8 @@ from memest.trace.cues import follow_weights, landmarks_of
 from memest.trace.isolation import TURN, line_of
 from memest.trace.legacy.bitsandbytes import bitsandbytes_as_before
 from memest.trace.legacy.transformers import family_of, transformers_as_before
-from memest.trace.loops import TrainingLoop, run_steps, run_updates
+from memest.trace.loop_model import TrainingLoop
+from memest.trace.loops import run_steps, run_updates
 from memest.trace.losses.objective import Objective
 from memest.trace.losses.parts import gathered_head
 from memest.trace.model.adapters import adapter_inputs_in_fp32, base_of, prefix_of

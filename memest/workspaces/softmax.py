@@ -1,4 +1,4 @@
-"""Softmax and the losses' inner operators, and the operators known to need no scratch at all."""
+"""Softmax and the losses' inner operators."""
 
 from __future__ import annotations
 
@@ -7,43 +7,7 @@ from memest.workspaces.operator_call import GpuTraits, OpCall, TensorSpec, Works
 from memest.workspaces.reduce import ReduceKernel, reduction_scratch
 from memest.workspaces.registry import rule
 
-__all__ = ["NO_WORKSPACE"]
-
-NO_WORKSPACE = frozenset(
-    {
-        # look-ups and scatters by integer index: plain kernels, atomics
-        "aten.embedding",
-        "aten.gather",
-        "aten.index_select",
-        "aten.scatter",
-        "aten.scatter_add",
-        "aten.index_add",
-        # multi_tensor_apply passes its lists as kernel arguments
-        "aten._foreach_add_",
-        "aten._foreach_addcdiv_",
-        "aten._foreach_mul_",
-        "aten._fused_adam_",
-        "aten._fused_adamw_",
-        "aten._fused_sgd_",
-        "aten._amp_foreach_non_finite_check_and_unscale_",
-        "aten._amp_update_scale_",
-        # pointwise, random, copies
-        "aten.native_dropout",
-        "aten.native_dropout_backward",
-        "aten.gelu",
-        "aten.gelu_backward",
-        "aten.silu",
-        "aten.cat",
-        "aten.copy_",
-        "aten._to_copy",
-        "aten.where",
-        "aten.mse_loss_backward",
-        # resampling and adaptive pooling write their outputs directly
-        "aten._adaptive_avg_pool2d",
-        "aten.upsample_bilinear2d",
-    }
-)
-"""Operators whose CUDA kernels were considered and allocate nothing hidden (source, 2.x)."""
+__all__: list[str] = []
 
 
 @rule("aten._softmax", "aten._log_softmax", needs="self")

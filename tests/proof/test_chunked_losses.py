@@ -27,6 +27,7 @@ from memest.trace.cuda.no_triton import Library, without_triton
 from memest.trace.losses.fused_loss import apply_fused_loss
 from memest.trace.losses.torchtune import torchtune_chunked, torchtune_linear
 from memest.trace.losses.trl import trl_chunked, trl_fused
+from memest.trace.meta_model import build
 from memest.trace.model.adapters import base_of
 from memest.trace.training import TracePlan
 from support.cases import GPU
@@ -193,7 +194,7 @@ def _events(config, options, loss):
         fused_loss=loss,
     )
     source = ModelSource(kind="file", id="small", config={**LLAMA, **config}, provenance="test")
-    run = session.build(setup, source, None, None, None)
+    run = build(setup, source, None, None, None)
     trace = session.trace_built(run, setup, GPU, TracePlan(steps=1))
     return [
         (kind, str(trace.marks[index].phase) if kind == MARK else trace.sizes[index])

@@ -29,6 +29,7 @@ from memest.trace.cuda.no_triton import without_triton
 from memest.trace.losses.fused_head import has_router_loss
 from memest.trace.losses.objective import objective_of
 from memest.trace.losses.trl import parts_for_trl
+from memest.trace.meta_model import build
 from memest.trace.model.adapters import base_of
 from memest.trace.training import TracePlan
 from support.cases import GPU
@@ -238,7 +239,7 @@ def _events(options):
     setup = Setup(**options)
     source = ModelSource(kind="file", id="small", config=config, provenance="test")
     trace = session.trace_built(
-        session.build(setup, source, None, None, None), setup, GPU, TracePlan(steps=2)
+        build(setup, source, None, None, None), setup, GPU, TracePlan(steps=2)
     )
     return [
         (kind, str(trace.marks[index].phase) if kind == MARK else trace.sizes[index])
@@ -453,7 +454,7 @@ def test_a_whole_trainer_allocates_the_same(asked, tmp_path):
     entries = config.to_dict()
     entries.pop("quantization_config", None)  # what the checkpoint was made of
     source = ModelSource(kind="file", id="tiny", config=entries, provenance="test")
-    meta_model = session.build(setup, source, None, None, None)
+    meta_model = build(setup, source, None, None, None)
     plan = TracePlan(steps=2, micro_steps=setup.grad_accum)
     trace = run_of_trace(session.trace_built(meta_model, setup, GPU, plan, operators="cpu"))
     phases = {event.phase for event in trace.events if event.phase.startswith(("forw", "backw"))}

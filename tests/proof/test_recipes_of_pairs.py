@@ -16,6 +16,7 @@ from memest.config.options import setup_from_options
 from memest.config.setup import Setup
 from memest.events import ALLOC, FREE, MARK
 from memest.trace import session
+from memest.trace.meta_model import build
 from memest.trace.training import TracePlan
 from support.cases import GPU
 from support.small_llama import LLAMA
@@ -32,7 +33,7 @@ def _lives(options):
     setup = Setup(batch=4, seq_len=LENGTH, dtype="bfloat16", optim="none", **options)
     source = ModelSource(kind="file", id="small", config=LLAMA, provenance="test")
     trace = session.trace_built(
-        session.build(setup, source, None, None, None), setup, GPU, TracePlan(steps=2)
+        build(setup, source, None, None, None), setup, GPU, TracePlan(steps=2)
     )
     phase, phases, born, died = -1, [], {}, {}
     for kind, index in trace.decode():

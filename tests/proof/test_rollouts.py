@@ -13,6 +13,7 @@ from memest.config.setup import Setup
 from memest.estimation.whole_run import generation_setup
 from memest.trace import session
 from memest.trace.cuda.no_triton import without_triton
+from memest.trace.meta_model import build
 from support.cases import GPU
 from support.real_memory import run_of_trace
 from support.tools import load_tool
@@ -83,7 +84,7 @@ def test_completions_are_written_as_trl_has_them_written(case, tmp_path):
         adapter=lora if "lora" in asked else None,
     ))  # fmt: skip
     source = ModelSource(kind="file", id="tiny", config=config, provenance="test")
-    meta_model = session.build(setup, source, None, None, None)
+    meta_model = build(setup, source, None, None, None)
     trace = run_of_trace(
         session.evaluate_built(meta_model, setup, GPU, operators="cpu", generates=True)
     )

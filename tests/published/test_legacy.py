@@ -20,8 +20,8 @@ from memest.events import ALLOC, FREE, Weight
 from memest.replay.replay import replay
 from memest.trace.legacy.torch import torch_as_before
 from memest.trace.legacy.transformers import attention_of
+from memest.trace.meta_model import build
 from memest.trace.optimizers.torch import make_optimizer
-from memest.trace.session import build
 from memest.trace.training import trace_updates
 
 LAYERS, BATCH, LENGTH = 2, 3, 16

@@ -42,7 +42,6 @@ def predicted(case: dict[str, Any]) -> Any:
 
     from memest.profiles.axes import traced_setup
     from memest.profiles.pieces import splice
-    from memest.profiles.stream import make_stream
     from memest.sharding.rank import rank_stream, update_setup, updated_weights
     from memest.trace.cuda import cpu_ops
     from memest.trace.inputs.batch import realise
@@ -51,6 +50,7 @@ def predicted(case: dict[str, Any]) -> Any:
     from memest.trace.training import plan_to_compose, trace_training, trace_updates
     from support.cases import GPU, setup_of, twin
     from support.evaluation_ranks import traced_evaluation, with_tail
+    from support.streams import make_stream
 
     setup = setup_of(case["model"], distributed=_distributed(case), **_options(case))
     trace_setup = traced_setup(setup)

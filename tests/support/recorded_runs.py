@@ -11,13 +11,14 @@ import torch
 
 from memest.config.setup import Loop, Precision, Setup
 from memest.events import Phase
-from memest.profiles.stream import Stream, make_stream
+from memest.profiles.stream import Stream
 from memest.trace import training
-from memest.trace.loops import TrainingLoop
+from memest.trace.loop_model import TrainingLoop
 from memest.trace.training import TracePlan, trace_training
 from memest.workspaces.operator_call import GpuTraits
 from support.recorded_medium import AdamWOutOfPlace, MediumModel, cross_entropy_by_gather
 from support.recorded_models import AdamWByHand, BigModel, SmallModel, cross_entropy_by_hand
+from support.streams import make_stream
 
 H100 = GpuTraits((9, 0), 132, 2048, (2, 6))
 # the cards of the other runs are not named; their cuBLAS workspace is not the one of Hopper

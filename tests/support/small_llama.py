@@ -7,7 +7,8 @@ from typing import Any
 from memest.catalog.resolve import ModelSource
 from memest.config.setup import Setup
 from memest.events import ALLOC, FREE, MARK, Phase
-from memest.trace.session import build, trace_built
+from memest.trace.meta_model import build
+from memest.trace.session import trace_built
 from memest.trace.training import TracePlan
 from memest.workspaces.operator_call import GpuTraits
 

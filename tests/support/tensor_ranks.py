@@ -28,7 +28,6 @@ def real_rank(case: dict[str, Any]) -> Any:
 def predicted(case: dict[str, Any]) -> Any:
     """The stream of the first rank, with the CPU's operators and no workspaces."""
     from memest.profiles.pieces import splice
-    from memest.profiles.stream import make_stream
     from memest.sharding.rank import rank_stream, update_setup, updated_weights
     from memest.trace.generation import TRACED_STEPS
     from memest.trace.inputs.batch import realise
@@ -37,6 +36,7 @@ def predicted(case: dict[str, Any]) -> Any:
     from memest.trace.training import plan_to_compose, trace_training, trace_updates
     from support.cases import GPU
     from support.evaluation_ranks import traced_evaluation, with_tail
+    from support.streams import make_stream
 
     twins = twins_of(case, runs=False)
     setup = twins.setup

@@ -427,7 +427,6 @@ class Calls(Entries):
         self, kind: Class, arguments: list[Value], keywords: dict[str, Value], node: ast.Call
     ) -> Value:
         """An instance of a class of the script."""
-        kind.is_made = True
         fields = {
             name: self.unknown(node, f"{kind.name}.{name}") if value is None else value
             for name, value in kind.fields.items()

@@ -277,14 +277,12 @@ class Class:
         base: the first base that is a library's, its path; empty for none.
         fields: of a dataclass, with their defaults; None for one that must be given.
         methods: functions of its body.
-        is_made: it was called.
     """
 
     name: str
     base: str
     fields: dict[str, Value | None]
     methods: dict[str, Function]
-    is_made: bool = False
 
 
 @dataclass(eq=False, slots=True)

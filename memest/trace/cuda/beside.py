@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
+from memest.processes import die_with_parent
 from memest.trace.cuda.patching import patch_attributes
 from memest.trace.cuda.quick_compile import is_known
 
@@ -107,7 +108,7 @@ class Beside:
         self._end()  # of an earlier graph, whose backward comes later
         self._graph_id = graph.graph_id
         self._from_second, to_first = Pipe(duplex=False)
-        self._began = time.monotonic()
+        self._began, first = time.monotonic(), os.getpid()
         try:
             self._pid = os.fork()
         except OSError:  # no memory, or no processes left
@@ -116,6 +117,7 @@ class Beside:
         if self._pid:
             to_first.close()
             return False
+        die_with_parent(first)
         self._to_first, self._cores = to_first, 1
         self._from_second.close()
         with suppress(OSError):  # where memory runs out, this process goes and the first one stays

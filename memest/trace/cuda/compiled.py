@@ -21,7 +21,8 @@ from memest.errors import ConfigError, MemestError, TraceError
 from memest.trace.cuda.devices import without_modes
 from memest.trace.cuda.inductor import inductor_without_gpu
 from memest.trace.cuda.inductor_code import Code, CodeWatch
-from memest.trace.loops import TrainingLoop, loss_region, prepare_model, to_items
+from memest.trace.loop_model import TrainingLoop, loss_region, prepare_model
+from memest.trace.loops import to_items
 from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["compile_model"]

@@ -25,7 +25,8 @@ from memest.errors import ConfigError, TraceError
 from memest.events import CueKind, Phase, SeamKind, Trace
 from memest.profiles.pipeline_pieces import PIECE_END, REGION_END, STAGE_END, piece_seam
 from memest.trace.cues import follow_weights, landmarks_of
-from memest.trace.loops import TrainingLoop, loss_region, tag_gradients
+from memest.trace.loop_model import TrainingLoop, loss_region
+from memest.trace.loops import tag_gradients
 from memest.trace.model.loading import load
 from memest.trace.optimizers.torch import weights_of
 from memest.trace.recorder import Recorder

@@ -10,10 +10,11 @@ from memest.estimation.gpu_target import target_gpus
 from memest.estimation.profiler import Profiler
 from memest.estimation.whole_run import steps_run
 from memest.profiles.axes import traced_setup
-from memest.profiles.stream import make_stream
 from memest.sharding.rank import rank_stream
-from memest.trace.session import build, trace_built
+from memest.trace.meta_model import build
+from memest.trace.session import trace_built
 from memest.trace.training import TracePlan
+from support.streams import make_stream
 
 LAYERS = {"num_gpus": 2, "tp": 2}
 SEQUENCES = {**LAYERS, "tp_sequence_parallel": True, "loop": "plain"}

@@ -127,7 +127,8 @@ def traced(folder, **options):
     """A trace of the micro-steps, as it was asked for, and the setup that was."""
     from memest.catalog.resolve import resolve_model
     from memest.profiles.axes import traced_setup
-    from memest.trace.session import build, trace_built
+    from memest.trace.meta_model import build
+    from memest.trace.session import trace_built
 
     tracer, setup, traits = tracer_and(folder, **options)
     whole = traced_setup(tracer.resolve(setup))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memest.catalog.capacity import usable_bytes, usable_interval
+from memest.catalog.capacity import usable_bytes
 from memest.catalog.gpu_counts import split_gpu_count, split_gpu_counts
 from memest.catalog.gpus import find_gpu, list_gpus, plain_name
 from memest.catalog.spec import policy
@@ -41,7 +41,6 @@ class TestMemoryAlone:
 
         assert spec.is_memory_alone
         assert usable_bytes(spec) == (24 * GIB, "memory as given")
-        assert usable_interval(spec) == (24 * GIB, 24 * GIB)
         assert "--gpu-memory 24GiB" in spec.match_note
 
     def test_what_real_cards_of_that_size_leave_is_said(self):

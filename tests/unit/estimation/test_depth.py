@@ -120,7 +120,7 @@ def test_layers_of_ones_own_are_folded() -> None:
 def test_a_model_that_goes_by_sample_is_not_tried_at_large_batches(
     batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("profiles.family_search", "estimation.profiler"):
+    for module in ("profiles.family_search", "estimation.family_traces"):
         monkeypatch.setattr(f"memest.{module}.LONG_TRACE", 100)
     said: list[str] = []
     inputs = {"x": torch.empty(batch, WIDTH, device="meta")}
@@ -204,7 +204,7 @@ def test_a_layer_may_do_otherwise_at_other_sizes() -> None:
     profiler = Profiler.of(Sizing(), module_inputs=inputs)
     for batch in (4, 64, 5):
         question = profiler.question(setup_from_options(batch=batch), GPU, ("batch",))
-        family, point = profiler.family(question)
+        family, point = profiler.families.of(question)
         assert family.at(point) == profiler._tracer.steps(question)
 
 
@@ -329,10 +329,10 @@ def test_the_rank_is_a_size(options: dict[str, Any]) -> None:
         setup = setup_from_options(lora_r=rank, batch=batch, seq_len=seq_len, **common)
         return profiler.question(setup, GPU, vary=("batch",))
 
-    profiler.family(question(16, 2, 64))
+    profiler.families.of(question(16, 2, 64))
     made = profiler.traces_made
     other = question(48, 3, 192)
-    family, point = profiler.family(other)
+    family, point = profiler.families.of(other)
     assert profiler.traces_made == made
     assert family.at(point) == profiler._tracer.steps(other)
 

@@ -79,7 +79,9 @@ def test_most_lengths_need_no_model(model, monkeypatch):
     profiler = profiler_of(model)
     profiler.assumptions(Setup())
     profiler.profile_of(Setup()).meta_models.clear()
-    monkeypatch.setattr("memest.trace.session.build", lambda *_, **__: pytest.fail("built again"))
+    monkeypatch.setattr(
+        "memest.trace.meta_model.build", lambda *_, **__: pytest.fail("built again")
+    )
 
     for length in (1, 7, 100, 511, 512):
         assert profiler.resolve(Setup(seq_len=length)).seq_len == length

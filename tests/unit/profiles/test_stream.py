@@ -10,9 +10,9 @@ from memest.catalog.gpus import find_gpu, traits
 from memest.config.options import setup_from_options
 from memest.config.setup import Setup
 from memest.profiles.pieces import splice
-from memest.profiles.stream import make_stream
 from memest.replay.replay import replay
 from memest.trace.training import TracePlan, plan_to_compose, trace_training, trace_updates
+from support.streams import make_stream
 
 GPU = traits(find_gpu("a100"))
 

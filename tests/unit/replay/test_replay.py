@@ -75,8 +75,6 @@ class TestStream:
         assert result.peak_allocated_bytes == 35 * MIB
         assert result.peak_allocated_index == 1
         assert result.peak_reserved_bytes == 50 * MIB
-        assert result.peak_reserved_index == 1
-        assert result.peak_requested_bytes == 35 * MIB
         assert result.final_allocated_bytes == 24 * MIB
         assert result.final_reserved_bytes == 50 * MIB
         assert (result.num_alloc_retries, result.num_ooms, result.oom_index) == (0, 0, None)
@@ -147,7 +145,6 @@ class TestOutOfMemory:
         result = replay([0, ~0, 1], [60 * MIB, 80 * MIB], limit_bytes=100 * MIB)
         assert (result.num_ooms, result.num_alloc_retries) == (0, 1)
         assert result.peak_reserved_bytes == 80 * MIB
-        assert result.peak_reserved_index == 2
 
     def test_a_fraction_is_a_limit(self):
         """The allocator's own limit is a share of the whole device."""
@@ -304,11 +301,10 @@ class TestInvariants:
     @QUICK
     @given(stream=streams())
     def test_order_of_the_three(self, conf, stream):
-        """reserved >= allocated >= requested; the size of live blocks is allocated."""
+        """At every event reserved >= allocated >= asked for; live blocks are what is allocated."""
         events, table = stream
         result = replay(events, table, conf, curve=True)
         assert result.peak_reserved_bytes >= result.peak_allocated_bytes
-        assert result.peak_allocated_bytes >= result.peak_requested_bytes
         alive: set[int] = set()
         for index, event in enumerate(events):
             alive ^= {event if event >= 0 else ~event}

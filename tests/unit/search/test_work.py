@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import memest
 from memest.events import Phase
-from memest.profiles.work import NOTHING, Work, work_of
+from memest.profiles.work import NOTHING, Work, _by_mark
 from memest.search.cost import Probe
 from memest.trace.recorder import Recorder
 from memest.workspaces.flops import Arithmetic, arithmetic, counts_flops, flops
@@ -43,7 +43,7 @@ def recorded(function):
 
 def work(function):
     trace = recorded(function)
-    return work_of(trace, 0, len(trace.marks))
+    return sum(_by_mark(trace).values(), NOTHING)
 
 
 q4, k4 = meta(2, 6, 40, 16), meta(2, 6, 56, 16)
@@ -179,8 +179,9 @@ class TestLaunches:
             x + 1 + 1
         recorder.forget()
         assert recorder.trace.launches == [1, 2]
-        assert work_of(recorder.trace, 1, 2).launches == 2
-        assert work_of(recorder.trace, 0, 2).bytes_made == 3 * 12
+        works = _by_mark(recorder.trace)
+        assert works[1].launches == 2
+        assert sum(works.values(), NOTHING).bytes_made == 3 * 12
 
 
 def test_work_adds_and_multiplies():
@@ -214,7 +215,7 @@ def test_a_real_model_counts_as_on_the_cpu():
     with torch.device("meta"):
         shapes = Net()
     trace = recorded(lambda: shapes(meta(4, 3, 64)).sum().backward())
-    assert work_of(trace, 0, 1).flops == expected
+    assert _by_mark(trace)[0].flops == expected
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,8 @@ from memest.config.setup import Setup
 from memest.errors import ConfigError
 from memest.events import ALLOC, FREE, MARK, Phase
 from memest.trace.cuda.inductor import inductor_without_gpu
-from memest.trace.session import build, trace_built
+from memest.trace.meta_model import build
+from memest.trace.session import trace_built
 from memest.trace.training import TracePlan
 from memest.workspaces.operator_call import GpuTraits, OpCall, TensorSpec
 from memest.workspaces.registry import workspaces_of

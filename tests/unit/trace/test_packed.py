@@ -15,9 +15,9 @@ from memest.catalog.resolve import ModelSource, resolve_model
 from memest.config.quantization import own_quantization
 from memest.config.setup import Setup
 from memest.errors import ConfigError
+from memest.trace.meta_model import build
 from memest.trace.model.build import count
 from memest.trace.model.packed import GptqLinear, packed_layers
-from memest.trace.session import build
 
 LORA = {"peft_type": "LORA", "r": 8}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}

@@ -12,7 +12,8 @@ from memest.catalog.gpus import find_gpu, traits
 from memest.catalog.resolve import resolve_model
 from memest.config.setup import Setup
 from memest.errors import ConfigError
-from memest.trace.session import build, trace_built
+from memest.trace.meta_model import build
+from memest.trace.session import trace_built
 
 GPU = traits(find_gpu("a100"))
 QWEN = {

@@ -19,9 +19,10 @@ from memest.errors import ConfigError
 from memest.events import ALLOC, FREE, MARK, Category, Phase
 from memest.trace.cuda.bitsandbytes import bitsandbytes_handlers
 from memest.trace.legacy.bitsandbytes import bitsandbytes_as_before
+from memest.trace.meta_model import build
 from memest.trace.model.quantization import bitsandbytes, code_tables, companions, quantize_weight
 from memest.trace.recorder import Recorder
-from memest.trace.session import build, trace_built
+from memest.trace.session import trace_built
 from memest.units import MIB
 from memest.workspaces.operator_call import OpCall, TensorSpec
 from memest.workspaces.registry import workspaces_of

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import collections
 import os
+import select
+import signal
+import sys
+import time
+import types
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,7 +20,8 @@ from memest.config.setup import Setup
 from memest.trace.cuda import beside, inductor, quick_compile
 from memest.trace.cuda.beside import Beside
 from memest.trace.cuda.quick_compile import made_once, quick_trees, shortcuts
-from memest.trace.session import build, trace_built
+from memest.trace.meta_model import build
+from memest.trace.session import trace_built
 from memest.trace.training import TracePlan
 from memest.workspaces.operator_call import GpuTraits
 
@@ -237,3 +243,26 @@ def test_a_machine_without_room_for_a_process_compiles_alone(
 
     assert not taken
     assert trace == alone
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no fork goes on elsewhere")
+def test_the_second_process_ends_with_the_first() -> None:
+    graph = types.SimpleNamespace(is_inference=False, operations=range(1000), graph_id=1)
+    held_by_both, holds = os.pipe()
+    first = os.fork()
+    if first == 0:
+        try:
+            Beside(cores=2).begin(graph)
+            os.write(holds, b".")
+            time.sleep(60)
+        finally:
+            os._exit(1)
+    os.close(holds)
+    assert os.read(held_by_both, 1) + os.read(held_by_both, 1) == b"..", "both are at work"
+
+    os.kill(first, signal.SIGTERM)
+    os.waitpid(first, 0)
+
+    assert select.select([held_by_both], [], [], 20)[0], "the second one goes on"
+    assert not os.read(held_by_both, 1)
+    os.close(held_by_both)

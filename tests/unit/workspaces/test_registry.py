@@ -6,7 +6,6 @@ import pytest
 
 from memest.workspaces.operator_call import GpuTraits, OpCall
 from memest.workspaces.registry import all_rules, has_rule, rule, workspaces_of
-from memest.workspaces.softmax import NO_WORKSPACE
 
 
 class TestRule:
@@ -39,9 +38,6 @@ class TestLookUp:
         call = OpCall("aten.add.Tensor", (), (), (), "main")
         assert not has_rule(call.op)
         assert workspaces_of(call, GpuTraits((9, 0), 132, 2048)) == ()
-
-    def test_operators_known_to_need_nothing_have_no_rule(self):
-        assert [op for op in sorted(NO_WORKSPACE) if has_rule(f"{op}.default")] == []
 
 
 class TestDocumentation:
