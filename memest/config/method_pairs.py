@@ -6,16 +6,12 @@ in the rows.
 
 from __future__ import annotations
 
-from memest.config.kinds import Fsdp, LogProbs, Loop, Method, Strategy, Task
+from memest.config.kinds import Dtype, Fsdp, LogProbs, Loop, Method, Strategy, Task
 from memest.config.pair import Pair
 from memest.config.quantization import Format
 from memest.config.rollouts import Engine
 
 __all__ = ["METHOD_PAIRS"]
-
-
-def _task_of(method: Method) -> Task:
-    return Task.SEQUENCE_CLASSIFICATION if method is Method.REWARD else Task.CAUSAL_LM
 
 
 def _has_losses_of(log_probs: LogProbs, method: Method) -> bool:
@@ -26,9 +22,7 @@ def _has_losses_of(log_probs: LogProbs, method: Method) -> bool:
         return method not in (Method.RLOO, Method.ONLINE_DPO)
     if log_probs is LogProbs.FUSED:
         return True
-    return method in (Method.DPO, Method.IPO, Method.ORPO, Method.SIMPO) or (
-        method is Method.CPO and log_probs is LogProbs.LOGITS
-    )
+    return not method.generates and (method is not Method.CPO or log_probs is LogProbs.LOGITS)
 
 
 METHOD_PAIRS = (
@@ -45,6 +39,14 @@ METHOD_PAIRS = (
         lambda s: s.sync_ref_model and not s.has_reference_model,
         "TRL stops there: with adapters, --precompute-ref-log-probs or --kl-beta 0 it keeps none",
         "Drop --sync-ref-model.",
+    ),
+    Pair(
+        "method",
+        "--ref-dtype {s.ref_dtype} without a reference model of its own",
+        lambda s: s.ref_dtype is not Dtype.AUTO and not s.has_reference_model,
+        "with adapters, --precompute-ref-log-probs or --kl-beta 0 there is none, and --method "
+        "{s.method} has none otherwise",
+        "Drop --ref-dtype.",
     ),
     Pair(
         "method",
@@ -89,7 +91,7 @@ METHOD_PAIRS = (
     Pair(
         "method",
         "--method {s.method} and a model for {s.task}",
-        lambda s: s.task not in (Task.AUTO, _task_of(s.method)),
+        lambda s: s.task not in (Task.AUTO, s.task_of_method),
         "TRL trains causal language models, and of them reward models with one label",
         "Leave --method out, or ask about a causal language model (drop --task where it is named).",
     ),
@@ -230,6 +232,17 @@ METHOD_PAIRS = (
         ),
         "what ms-swift gathers to score completions and for who writes them was not checked; DDP "
         "and --zero 2 are priced",
+    ),
+    Pair(
+        "method",
+        "--log-probs {s.log_probs} with all weights under FSDP or ZeRO",
+        lambda s: (
+            s.values_tokens
+            and s.adapter is None
+            and s.distributed.strategy in (Strategy.FSDP, Strategy.ZERO)
+        ),
+        "no gradient reaches LLaMA-Factory's head beside the values, which was not checked there; "
+        "--lora-r 16 and DDP are priced",
     ),
     Pair(
         "method",

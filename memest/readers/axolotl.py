@@ -372,19 +372,31 @@ def _evaluation(keys: DocumentKeys) -> None:
 
 def _preference(keys: DocumentKeys) -> None:
     value = keys.take("rl")
+    if keys.on("reward_model"):
+        keys.set("method", "reward", "reward_model")
+        keys.set("log_probs", "logits", "reward_model")
     if value:
         word = str(value).lower()
+        if word == "simpo":
+            # CPOConfig's cpo_alpha is 1: the loss of the chosen answers is computed besides
+            word = "simpo" if str(keys.document.get("cpo_alpha")) in ("0", "0.0") else "cpo"
         odd = next((key for key in _ODD_LOSSES if keys.document.get(key)), "")
-        if word in ("dpo", "ipo", "orpo") and not odd:
+        if word in _PRICED and not odd:
             keys.set("method", word, "rl")
             keys.set("log_probs", "logits", "rl")  # by the TRL 1.9 that axolotl 0.19 requires
-            keys.set_from("precompute_ref_log_probs", Key("precompute_ref_log_probs", "enabled"))
+            if word in ("dpo", "ipo"):
+                name = "precompute_ref_log_probs"
+                keys.set_from(name, Key(name, "enabled"))
+            elif word == "kto" and keys.value_of("peft") is None:
+                # KTOTrainer loads it itself, as nobody hands it one
+                keys.default("ref_dtype", "float32", "TRL's own load of it names no dtype")
             return
         method = METHODS.get(_METHODS.get(word, word), "a loss of its own")
         with_it = f" with {odd}" if odd else ""
         keys.miss("rl", f"{value}{with_it}: {method}; priced is fine-tuning")
 
 
+_PRICED = ("dpo", "ipo", "kto", "orpo", "cpo", "simpo")
 _ODD_LOSSES = (
     "dpo_use_logits_to_keep", "dpo_use_liger_kernel", "dpo_padding_free", "rl_adapter_ref_model"
 )  # fmt: skip

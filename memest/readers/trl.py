@@ -238,7 +238,8 @@ def _preference(keys: DocumentKeys, trainer: str) -> None:
     version = _release()
     if version >= (1, 15) or trainer == "reward":
         return
-    if trainer in ("kto", *_GENERATING) or not (1, 6) <= version < (1, 14):
+    first = (1, 9) if trainer == "kto" else (1, 6)
+    if trainer in _GENERATING or not first <= version < (1, 14):
         keys.miss_default(
             f"trl {trainer}",
             Either(f"TRL {'.'.join(map(str, version))} has losses of its own; priced is TRL 1.16"),

@@ -277,7 +277,8 @@ def _method(setup: Setup) -> str:
     name = setup.method.upper().replace("-", " ")
     trainer = _TRAINERS[setup.log_probs]
     # one number a sequence has no logits of words
-    words = f"{name} by {trainer.split(',')[0] if setup.method is Method.REWARD else trainer}"
+    is_reward = setup.method is Method.REWARD and not setup.values_tokens
+    words = f"{name} by {trainer.split(',')[0] if is_reward else trainer}"
     if setup.rollouts is not None:
         two = "two " if setup.method.writes_pairs else ""
         words = f"{words}, {two}{_rollouts(setup.rollouts, setup.seq_len)}"
@@ -287,7 +288,9 @@ def _method(setup: Setup) -> str:
         return words
     if setup.adapter is not None:
         return f"{words}, reference without the adapters"
-    return f"{words}, with a reference model{' that follows' if setup.sync_ref_model else ''}"
+    dtype = "" if setup.ref_dtype is Dtype.AUTO else f"{setup.ref_dtype} "
+    follows = " that follows" if setup.sync_ref_model else ""
+    return f"{words}, with a {dtype}reference model{follows}"
 
 
 def _rollouts(rollouts: Rollouts, seq_len: int | None) -> str:

@@ -33,6 +33,36 @@ FILES = {
          "template": "llama3", "pref_beta": 0.1},
         {"peft": "lora", "method": "dpo", "log_probs": "float32"}, "", "",
     ),
+    "llama-factory dpo of all weights": (
+        {"model_name_or_path": LLAMA, "stage": "dpo", "finetuning_type": "full", "bf16": True,
+         "template": "llama3", "ref_model": LLAMA, "pref_bco_weight": 0.1},
+        {"dtype": "float32", "ref_dtype": "bfloat16"}, "", "",
+    ),
+    "llama-factory dpo in bfloat16": (
+        {"model_name_or_path": LLAMA, "stage": "dpo", "finetuning_type": "full", "bf16": True,
+         "template": "llama3", "pure_bf16": True, "ref_model": "some/other"},
+        {"dtype": "bfloat16", "ref_dtype": None}, "a second model in memory", "",
+    ),
+    "llama-factory dpo beside oft": (
+        {"model_name_or_path": LLAMA, "stage": "dpo", "finetuning_type": "oft",
+         "template": "llama3"},
+        {"method": "dpo", "peft": "oft"}, "a reference model of its own", "",
+    ),
+    "llama-factory kto": (
+        {"model_name_or_path": LLAMA, "stage": "kto", "finetuning_type": "lora",
+         "template": "llama3", "kto_chosen_weight": 1.2, "pref_loss": "kto_pair"},
+        {"method": "kto", "log_probs": "float32", "ref_dtype": None}, "", "",
+    ),
+    "llama-factory rewards": (
+        {"model_name_or_path": LLAMA, "stage": "rm", "finetuning_type": "full", "bf16": True,
+         "template": "llama3"},
+        {"method": "reward", "log_probs": "float32", "ref_dtype": None}, "", "",
+    ),
+    "llama-factory ppo": (
+        {"model_name_or_path": LLAMA, "stage": "ppo", "finetuning_type": "lora",
+         "template": "llama3", "reward_model": "r"},
+        {"method": None, "log_probs": None}, "further models in memory", "",
+    ),
     "llama-factory packs with masks": (
         {"model_name_or_path": LLAMA, "stage": "sft", "finetuning_type": "full",
          "neat_packing": True, "template": "llama3"},
@@ -276,6 +306,25 @@ FILES = {
         {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 1, "rl": "orpo",
          "expert_parallel_size": 4, "trl": {"beta": 0.1}},
         {"method": "orpo"}, "a plugin's own dispatch", "",
+    ),
+    "axolotl's kto of all weights": (
+        {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 2, "rl": "kto",
+         "bf16": True, "remove_unused_columns": False, "kto_desirable_weight": 1.3},
+        {"method": "kto", "log_probs": "logits", "ref_dtype": "float32"}, "", "",
+    ),
+    "axolotl's simpo": (
+        {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 2, "rl": "simpo"},
+        {"method": "cpo", "log_probs": "logits"}, "", "",
+    ),
+    "axolotl's simpo alone": (
+        {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 2, "rl": "simpo",
+         "cpo_alpha": 0.0},
+        {"method": "simpo"}, "", "",
+    ),
+    "axolotl's rewards": (
+        {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 2, "reward_model": True,
+         "num_labels": 1, "model_type": "AutoModelForSequenceClassification"},
+        {"method": "reward", "log_probs": "logits"}, "", "",
     ),
     "axolotl's xformers": (
         {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 1,
