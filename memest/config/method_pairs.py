@@ -41,11 +41,11 @@ METHOD_PAIRS = (
         "Drop --sync-ref-model.",
     ),
     Pair(
-        "method",
+        "method supervised",
         "--ref-dtype {s.ref_dtype} without a reference model of its own",
         lambda s: s.ref_dtype is not Dtype.AUTO and not s.has_reference_model,
-        "with adapters, --precompute-ref-log-probs or --kl-beta 0 there is none, and --method "
-        "{s.method} has none otherwise",
+        "there is none with adapters, --precompute-ref-log-probs or --kl-beta 0, nor with methods "
+        "but dpo, ipo, kto, grpo, rloo and online-dpo",
         "Drop --ref-dtype.",
     ),
     Pair(

@@ -288,7 +288,8 @@ def _method(setup: Setup) -> str:
         return words
     if setup.adapter is not None:
         return f"{words}, reference without the adapters"
-    dtype = "" if setup.ref_dtype is Dtype.AUTO else f"{setup.ref_dtype} "
+    as_model = setup.ref_dtype is Dtype.AUTO or setup.distributed.zero  # DeepSpeed casts both
+    dtype = "" if as_model else f"{setup.ref_dtype} "
     follows = " that follows" if setup.sync_ref_model else ""
     return f"{words}, with a {dtype}reference model{follows}"
 

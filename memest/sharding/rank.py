@@ -484,6 +484,7 @@ def update_setup(setup: Setup) -> Setup:
         # an evaluation and a method are the Trainer's, and no matter of an update
         method=Method.SUPERVISED,
         log_probs=LogProbs.FUSED,
+        ref_dtype=Dtype.AUTO,
         precompute_ref_log_probs=False,
         sync_ref_model=False,
         rollouts=None,

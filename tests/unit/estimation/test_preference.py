@@ -113,6 +113,7 @@ REFUSED = [
     ({"method": "cpo", "log_probs": "float32"}, "no trainer that was read"),
     ({"method": "dpo", "lora_r": 8, "ref_dtype": "float32"}, "Drop --ref-dtype"),
     ({"method": "orpo", "ref_dtype": "float32"}, "Drop --ref-dtype"),
+    ({"ref_dtype": "float32"}, "without a reference model of its own"),
     ({"method": "reward", "log_probs": "float32", **FSDP}, "no gradient reaches"),
     ({"method": "dpo", "task": "masked-lm"}, "a model for masked-lm"),
     ({"method": "dpo", **FSDP, "fsdp_version": 1}, "--fsdp-version 2 is priced"),
