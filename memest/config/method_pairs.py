@@ -290,7 +290,9 @@ METHOD_PAIRS = (
         "method",
         "--padding-free",
         lambda s: s.padding_free,
-        "TRL 1.16 pads all the same",
+        "of TRL 1.16 SFTTrainer alone has it, DPOTrainer says that it is gone for now and pads, and "
+        "the others have no such option; without it that is what is priced",
+        "Drop --padding-free.",
     ),
     Pair("method", "--neftune-noise-alpha", lambda s: s.neftune_noise_alpha is not None),
     Pair(

@@ -387,7 +387,10 @@ def _preference(keys: DocumentKeys) -> None:
             if word in ("dpo", "ipo"):
                 name = "precompute_ref_log_probs"
                 keys.set_from(name, Key(name, "enabled"))
-            elif word == "kto" and keys.value_of("peft") is None:
+            if word in ("kto", "cpo", "simpo") and keys.value_of("peft") is None:
+                # setup_reference_model of train.py, whose trainers are not given it
+                keys.miss("rl", Bounded("a reference is loaded that nobody asks, and let go of"))
+            if word == "kto" and keys.value_of("peft") is None:
                 # KTOTrainer loads it itself, as nobody hands it one
                 keys.default("ref_dtype", "float32", "TRL's own load of it names no dtype")
             return
@@ -397,10 +400,8 @@ def _preference(keys: DocumentKeys) -> None:
 
 
 _PRICED = ("dpo", "ipo", "kto", "orpo", "cpo", "simpo")
-_ODD_LOSSES = (
-    "dpo_use_logits_to_keep", "dpo_use_liger_kernel", "dpo_padding_free", "rl_adapter_ref_model"
-)  # fmt: skip
-"""What makes another step of it."""
+_ODD_LOSSES = ("dpo_use_liger_kernel", "rl_adapter_ref_model")
+"""What makes another step of it; ``dpo_padding_free`` is given to TRL 1.9, which pads anyway."""
 _PLUGINS = {
     "CutCrossEntropyPlugin": "its key says it",
     "ExpertParallelPlugin": "its keys say it",

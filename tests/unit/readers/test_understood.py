@@ -310,16 +310,21 @@ FILES = {
     "axolotl's kto of all weights": (
         {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 2, "rl": "kto",
          "bf16": True, "remove_unused_columns": False, "kto_desirable_weight": 1.3},
-        {"method": "kto", "log_probs": "logits", "ref_dtype": "float32"}, "", "",
+        {"method": "kto", "log_probs": "logits", "ref_dtype": "float32"}, "", "nobody asks",
+    ),
+    "axolotl's dpo whose padding stays": (
+        {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 2, "rl": "dpo",
+         "adapter": "lora", "lora_r": 8, "lora_target_linear": True, "dpo_padding_free": True},
+        {"method": "dpo", "log_probs": "logits"}, "", "",
     ),
     "axolotl's simpo": (
         {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 2, "rl": "simpo"},
-        {"method": "cpo", "log_probs": "logits"}, "", "",
+        {"method": "cpo", "log_probs": "logits"}, "", "nobody asks",
     ),
     "axolotl's simpo alone": (
         {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 2, "rl": "simpo",
          "cpo_alpha": 0.0},
-        {"method": "simpo"}, "", "",
+        {"method": "simpo"}, "", "nobody asks",
     ),
     "axolotl's rewards": (
         {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 2, "reward_model": True,
