@@ -290,8 +290,8 @@ METHOD_PAIRS = (
         "method",
         "--padding-free",
         lambda s: s.padding_free,
-        "of TRL 1.16 SFTTrainer alone has it, DPOTrainer says that it is gone for now and pads, and "
-        "the others have no such option; without it that is what is priced",
+        "of TRL 1.16 SFTTrainer alone has it: DPOTrainer says that it is gone for now and pads, "
+        "the others have no such option. Without it that is what is priced",
         "Drop --padding-free.",
     ),
     Pair("method", "--neftune-noise-alpha", lambda s: s.neftune_noise_alpha is not None),
