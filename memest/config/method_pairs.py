@@ -76,6 +76,12 @@ METHOD_PAIRS = (
     ),
     Pair(
         "method",
+        "--log-probs {s.log_probs}",
+        lambda s: not _has_losses_of(s.log_probs, s.method),
+        "no trainer that was read has it so",
+    ),
+    Pair(
+        "method",
         "--method {s.method} and --loop {s.loop}",
         lambda s: s.loop is not Loop.TRAINER and s.log_probs is not LogProbs.TORCHTUNE,
         "what is priced is TRL's trainer",
@@ -251,12 +257,6 @@ METHOD_PAIRS = (
             s.distributed.shares_model
             or max(s.distributed.cp, s.distributed.sp, s.distributed.pp) > 1
         ),
-    ),
-    Pair(
-        "method",
-        "--log-probs {s.log_probs}",
-        lambda s: not _has_losses_of(s.log_probs, s.method),
-        "no trainer that was read has it so",
     ),
     Pair(
         "method",

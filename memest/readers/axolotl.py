@@ -7,7 +7,7 @@ checkpointing), ``loaders/model.py`` (quantisation), ``core/builders/base.py`` (
 from __future__ import annotations
 
 from memest.config.adapter import LINEAR_TOO
-from memest.errors import ConfigError
+from memest.errors import ConfigError, not_legal
 from memest.readers.axolotl_keys import AXOLOTL_IGNORED_KEYS, AXOLOTL_UNMODELLED_KEYS
 from memest.readers.mapping import DocumentKeys, Key, KeyTable
 from memest.readers.sharding import note_shared_layers, read_deepspeed_value, read_fsdp
@@ -372,7 +372,17 @@ def _evaluation(keys: DocumentKeys) -> None:
 
 def _preference(keys: DocumentKeys) -> None:
     value = keys.take("rl")
-    if keys.on("reward_model"):
+    if value and str(value).lower() not in _LEGAL:
+        raise not_legal(f"{keys.where('rl')} {value!r}", value, _LEGAL)
+    rewards = keys.on("reward_model")
+    packs = str(keys.document.get("sample_packing")).lower() == "true"
+    other = "reward_model" if rewards else "sample_packing" if packs else ""
+    if value and other:
+        raise ConfigError(
+            f"{keys.where('rl')} {value} and {other} exclude each other, and axolotl stops or "
+            "trains another model than is meant: leave one of them out."
+        )
+    if rewards:
         keys.set("method", "reward", "reward_model")
         keys.set("log_probs", "logits", "reward_model")
     if value:
@@ -399,6 +409,7 @@ def _preference(keys: DocumentKeys) -> None:
         keys.miss("rl", f"{value}{with_it}: {method}; priced is fine-tuning")
 
 
+_LEGAL = ("dpo", "gdpo", "grpo", "ipo", "orpo", "kto", "simpo", "ebft")
 _PRICED = ("dpo", "ipo", "kto", "orpo", "cpo", "simpo")
 _ODD_LOSSES = ("dpo_use_liger_kernel", "rl_adapter_ref_model")
 """What makes another step of it; ``dpo_padding_free`` is given to TRL 1.9, which pads anyway."""

@@ -7,7 +7,7 @@ Source: LLaMA-Factory at August 2026: ``hparams/`` (fields and defaults), ``hpar
 
 from __future__ import annotations
 
-from memest.errors import ConfigError
+from memest.errors import ConfigError, not_legal
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key
 from memest.readers.training_arguments import (
     IGNORED_KEYS,
@@ -77,6 +77,8 @@ _UNMODELLED_KEYS = {
 }
 _STAGES = {"kto": "kto", "rm": "reward"}
 """Methods by ``stage``, beside dpo."""
+_LEGAL_STAGES = ("pt", "sft", "rm", "ppo", "dpo", "kto")
+_LEGAL_LOSSES = ("sigmoid", "hinge", "ipo", "kto_pair", "orpo", "simpo")
 _LOSSES = {"orpo": "orpo", "simpo": "simpo", "ipo": "ipo"}
 """Methods by ``pref_loss`` at stage dpo; the others differ in numbers of a pair."""
 _ASKING = ("dpo", "ipo", "kto")
@@ -119,11 +121,15 @@ def _packing(keys: DocumentKeys) -> None:
 
 def _method(keys: DocumentKeys) -> None:
     stage = keys.scalar("stage")
+    if stage is not None and stage not in _LEGAL_STAGES:
+        raise not_legal(f"{keys.where('stage')} {stage!r}", stage, _LEGAL_STAGES)
     method = _STAGES.get(str(stage))
     if stage == "ppo":
         keys.miss("stage", f"ppo: {METHODS['ppo']}; priced is supervised fine-tuning")
     elif stage == "dpo":
         loss = keys.text("pref_loss") or "sigmoid"
+        if loss not in _LEGAL_LOSSES:
+            raise not_legal(f"{keys.where('pref_loss')} {loss!r}", loss, _LEGAL_LOSSES)
         method = _LOSSES.get(loss, "dpo")
         keys.set("method", method, "pref_loss" if loss in _LOSSES else "stage")
     elif method is not None:

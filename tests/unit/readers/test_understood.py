@@ -917,3 +917,51 @@ def test_relatives_are_told_by_the_name_of_their_file_or_script(launched, tmp_pa
 
     assert run.setup.method == "dpo"
     assert run.setup.unpriced == ()
+
+
+REFUSED = {
+    "a stage that LLaMA-Factory has not": (
+        {"model_name_or_path": LLAMA, "stage": "dop", "finetuning_type": "lora", "template": "t"},
+        "Did you mean 'dpo'",
+    ),
+    "a loss that LLaMA-Factory has not": (
+        {"model_name_or_path": LLAMA, "stage": "dpo", "pref_loss": "sigmod", "template": "t",
+         "finetuning_type": "lora"},
+        "Did you mean 'sigmoid'",
+    ),
+    "a method that axolotl has not": (
+        {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 2, "rl": "dpoo"},
+        "Did you mean 'dpo'",
+    ),
+    "axolotl packs no pairs": (
+        {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 2, "rl": "kto",
+         "sample_packing": True},
+        "rl kto and sample_packing exclude each other",
+    ),
+    "axolotl trains rewards or pairs": (
+        {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 2, "rl": "dpo",
+         "reward_model": True},
+        "rl dpo and reward_model exclude each other",
+    ),
+    "a loss that TRL has not": ("trl dpo --model_name_or_path m --loss_type sigmod", "'sigmoid'"),
+    "completions for a part of a micro-batch": (
+        "trl grpo --model_name_or_path m --generation_batch_size 12",
+        "12 is no multiple of the 8 completions",
+    ),
+    "completions counted twice": (
+        "trl grpo --model_name_or_path m --generation_batch_size 16 --steps_per_generation 4",
+        "say the same in two ways",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_tool_of_preferences_stops_at_is_refused(case, tmp_path):
+    asked, words = REFUSED[case]
+    read, source = memest.read_command, asked
+    if isinstance(asked, dict):
+        read, source = memest.read_config, tmp_path / "run.yaml"
+        source.write_text(yaml.safe_dump(asked))
+
+    with pytest.raises(ConfigError, match=words):
+        read(source)
