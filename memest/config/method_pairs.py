@@ -226,7 +226,8 @@ METHOD_PAIRS = (
             and s.has_reference_model
             and s.log_probs is not LogProbs.FUSED
         ),
-        "axolotl wraps the reference layer by layer, LLaMA-Factory not at all; priced is TRL 1.16",
+        "axolotl wraps the reference layer by layer, LLaMA-Factory 0.9 not at all, and as axolotl "
+        "since; priced is TRL 1.16",
     ),
     Pair(
         "method",

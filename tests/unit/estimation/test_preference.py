@@ -126,7 +126,7 @@ REFUSED = [
         {"method": "dpo", **FSDP, "lora_r": 8, "modules_to_save": "lm_head"},
         "head out of what an adapter copies",
     ),
-    ({"method": "dpo", **FSDP, "log_probs": "float32"}, "LLaMA-Factory not at all"),
+    ({"method": "dpo", **FSDP, "log_probs": "float32"}, "LLaMA-Factory 0.9 not at all"),
     (
         {"method": "dpo", "num_gpus": 8, "zero": 3, "precompute_ref_log_probs": True},
         "a second engine",
