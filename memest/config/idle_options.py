@@ -110,7 +110,7 @@ _ROWS = (
         lambda s, _: (
             s.method is Method.KTO
             and s.batch == 1
-            and s.log_probs is LogProbs.FUSED
+            and s.log_probs in (LogProbs.FUSED, LogProbs.LOGITS)
             and not s.overpriced
         ),
         "--batch 1 with --method kto: TRL stops, because its divergence is that of an answer and "

@@ -6,16 +6,12 @@ in the rows.
 
 from __future__ import annotations
 
-from memest.config.kinds import Fsdp, LogProbs, Loop, Method, Strategy, Task
+from memest.config.kinds import Dtype, Fsdp, LogProbs, Loop, Method, Strategy, Task
 from memest.config.pair import Pair
 from memest.config.quantization import Format
 from memest.config.rollouts import Engine
 
 __all__ = ["METHOD_PAIRS"]
-
-
-def _task_of(method: Method) -> Task:
-    return Task.SEQUENCE_CLASSIFICATION if method is Method.REWARD else Task.CAUSAL_LM
 
 
 def _has_losses_of(log_probs: LogProbs, method: Method) -> bool:
@@ -26,9 +22,7 @@ def _has_losses_of(log_probs: LogProbs, method: Method) -> bool:
         return method not in (Method.RLOO, Method.ONLINE_DPO)
     if log_probs is LogProbs.FUSED:
         return True
-    return method in (Method.DPO, Method.IPO, Method.ORPO, Method.SIMPO) or (
-        method is Method.CPO and log_probs is LogProbs.LOGITS
-    )
+    return not method.generates and (method is not Method.CPO or log_probs is LogProbs.LOGITS)
 
 
 METHOD_PAIRS = (
@@ -45,6 +39,14 @@ METHOD_PAIRS = (
         lambda s: s.sync_ref_model and not s.has_reference_model,
         "TRL stops there: with adapters, --precompute-ref-log-probs or --kl-beta 0 it keeps none",
         "Drop --sync-ref-model.",
+    ),
+    Pair(
+        "method supervised",
+        "--ref-dtype {s.ref_dtype} without a reference model of its own",
+        lambda s: s.ref_dtype is not Dtype.AUTO and not s.has_reference_model,
+        "there is none with adapters, --precompute-ref-log-probs or --kl-beta 0, nor with methods "
+        "but dpo, ipo, kto, grpo, rloo and online-dpo",
+        "Drop --ref-dtype.",
     ),
     Pair(
         "method",
@@ -74,6 +76,12 @@ METHOD_PAIRS = (
     ),
     Pair(
         "method",
+        "--log-probs {s.log_probs}",
+        lambda s: not _has_losses_of(s.log_probs, s.method),
+        "no trainer that was read has it so",
+    ),
+    Pair(
+        "method",
         "--method {s.method} and --loop {s.loop}",
         lambda s: s.loop is not Loop.TRAINER and s.log_probs is not LogProbs.TORCHTUNE,
         "what is priced is TRL's trainer",
@@ -89,7 +97,7 @@ METHOD_PAIRS = (
     Pair(
         "method",
         "--method {s.method} and a model for {s.task}",
-        lambda s: s.task not in (Task.AUTO, _task_of(s.method)),
+        lambda s: s.task not in (Task.AUTO, s.task_of_method),
         "TRL trains causal language models, and of them reward models with one label",
         "Leave --method out, or ask about a causal language model (drop --task where it is named).",
     ),
@@ -218,7 +226,8 @@ METHOD_PAIRS = (
             and s.has_reference_model
             and s.log_probs is not LogProbs.FUSED
         ),
-        "axolotl wraps the reference layer by layer, LLaMA-Factory not at all; priced is TRL 1.16",
+        "axolotl wraps the reference layer by layer, LLaMA-Factory 0.9 not at all, and as axolotl "
+        "since; priced is TRL 1.16",
     ),
     Pair(
         "method",
@@ -233,17 +242,22 @@ METHOD_PAIRS = (
     ),
     Pair(
         "method",
+        "--log-probs {s.log_probs} with all weights under FSDP or ZeRO",
+        lambda s: (
+            s.values_tokens
+            and s.adapter is None
+            and s.distributed.strategy in (Strategy.FSDP, Strategy.ZERO)
+        ),
+        "no gradient reaches LLaMA-Factory's head beside the values, which was not checked there; "
+        "--lora-r 16 and DDP are priced",
+    ),
+    Pair(
+        "method",
         "--cp, --sp, --tp, --ep and --pp",
         lambda s: (
             s.distributed.shares_model
             or max(s.distributed.cp, s.distributed.sp, s.distributed.pp) > 1
         ),
-    ),
-    Pair(
-        "method",
-        "--log-probs {s.log_probs}",
-        lambda s: not _has_losses_of(s.log_probs, s.method),
-        "no trainer that was read has it so",
     ),
     Pair(
         "method",
@@ -277,7 +291,9 @@ METHOD_PAIRS = (
         "method",
         "--padding-free",
         lambda s: s.padding_free,
-        "TRL 1.16 pads all the same",
+        "of TRL 1.16 SFTTrainer alone has it: DPOTrainer says that it is gone for now and pads, "
+        "the others have no such option. Without it that is what is priced",
+        "Drop --padding-free.",
     ),
     Pair("method", "--neftune-noise-alpha", lambda s: s.neftune_noise_alpha is not None),
     Pair(

@@ -97,11 +97,12 @@ class Setup(TrainingRun):
                 f"Rollouts belong to methods that generate, and --method {self.method} does not: "
                 "write --method grpo, rloo or online-dpo."
             )
-        if self.method is Method.REWARD and self.task in (Task.AUTO, "auto"):
-            # RewardTrainer: AutoModelForSequenceClassification with num_labels=1
-            set_field(self, "task", Task.SEQUENCE_CLASSIFICATION)
-            set_field(self, "num_labels", self.num_labels or 1)
         settle(self)
+        if self.method is Method.REWARD and self.task is Task.AUTO:
+            set_field(self, "task", self.task_of_method)
+            if not self.values_tokens:
+                # RewardTrainer: AutoModelForSequenceClassification with num_labels=1
+                set_field(self, "num_labels", self.num_labels or 1)
         if self.audio_seconds is not None and not 0 < self.audio_seconds <= 36_000:
             raise ConfigError(
                 f"--audio-seconds {self.audio_seconds} is out of range: it must be above 0 and at "

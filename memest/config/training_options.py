@@ -126,10 +126,15 @@ class TrainingOptions:
     )
     log_probs: LogProbs = option(
         LogProbs.FUSED,
-        "Where dpo, ipo, orpo and simpo have the log-probabilities of answers from: fused (TRL "
-        "1.15 and later), logits of all tokens (TRL 1.6 to 1.13), those in float32 "
-        "(LLaMA-Factory), torchtune (dpo) or ms-swift (also of kto, cpo, reward and grpo).",
+        "Where dpo, ipo, kto, orpo, simpo and reward have the log-probabilities of answers from: "
+        "fused (TRL 1.15 and later), logits of all tokens (TRL 1.6 to 1.13; kto from 1.9 on), "
+        "those in float32 (LLaMA-Factory), torchtune (dpo) or ms-swift (also of cpo and grpo).",
         "NAME",
+    )
+    ref_dtype: Dtype = option(
+        Dtype.AUTO,
+        "Dtype of the reference model's weights; auto: that of the model that trains.",
+        "DTYPE",
     )
     precompute_ref_log_probs: bool = option(
         False,

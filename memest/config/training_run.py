@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from memest.config.compilation import fused_loss_flag
 from memest.config.installed import installed_version
-from memest.config.kinds import Dtype, LogProbs, Loop, Method, Precision
+from memest.config.kinds import Dtype, LogProbs, Loop, Method, Precision, Task
 from memest.config.optimizers import facts_of
 from memest.config.parallelism import Strategy
 from memest.config.quantization import Format, prepares_base
@@ -37,6 +37,20 @@ class TrainingRun(TrainingOptions):
     def has_reference_model(self) -> bool:
         """Whether that is another model, as large as the one that is trained."""
         return self.has_reference and self.adapter is None
+
+    @property
+    def values_tokens(self) -> bool:
+        """Whether a reward model is a causal one with a value for each token, as LLaMA-Factory's.
+
+        That of others is a classifier of sequences.
+        """
+        return self.method is Method.REWARD and self.log_probs is LogProbs.FLOAT32
+
+    @property
+    def task_of_method(self) -> Task:
+        """The head that a method's trainer needs."""
+        classifies = self.method is Method.REWARD and not self.values_tokens
+        return Task.SEQUENCE_CLASSIFICATION if classifies else Task.CAUSAL_LM
 
     @property
     def optimizer(self) -> str:
@@ -165,7 +179,8 @@ class TrainingRun(TrainingOptions):
             return False
         if setting is not None:
             return setting
-        return self.loop is Loop.TRAINER and self.checkpointing == "none"
+        # the wrapper that has the values is no model of transformers' to the Trainer
+        return self.loop is Loop.TRAINER and (self.checkpointing == "none" or self.values_tokens)
 
     @property
     def computes_in_half(self) -> bool:

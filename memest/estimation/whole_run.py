@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
-from memest.config.kinds import LogProbs, Method
+from memest.config.kinds import Dtype, LogProbs, Method
 from memest.config.parallelism import Distributed, Strategy, check_stages_task
 from memest.config.setup import Setup
 from memest.estimation.life import with_life
@@ -218,6 +218,7 @@ def generation_setup(setup: Setup) -> Setup | None:
         setup,
         method=Method.SUPERVISED,
         log_probs=LogProbs.FUSED,
+        ref_dtype=Dtype.AUTO,
         rollouts=None,
         generation=generation,
         batch=batch,

@@ -7,7 +7,7 @@ checkpointing), ``loaders/model.py`` (quantisation), ``core/builders/base.py`` (
 from __future__ import annotations
 
 from memest.config.adapter import LINEAR_TOO
-from memest.errors import ConfigError
+from memest.errors import ConfigError, not_legal
 from memest.readers.axolotl_keys import AXOLOTL_IGNORED_KEYS, AXOLOTL_UNMODELLED_KEYS
 from memest.readers.mapping import DocumentKeys, Key, KeyTable
 from memest.readers.sharding import note_shared_layers, read_deepspeed_value, read_fsdp
@@ -372,23 +372,47 @@ def _evaluation(keys: DocumentKeys) -> None:
 
 def _preference(keys: DocumentKeys) -> None:
     value = keys.take("rl")
+    if value and str(value).lower() not in _LEGAL:
+        raise not_legal(f"{keys.where('rl')} {value!r}", value, _LEGAL)
+    rewards = keys.on("reward_model")
+    packs = str(keys.document.get("sample_packing")).lower() == "true"
+    other = "reward_model" if rewards else "sample_packing" if packs else ""
+    if value and other:
+        raise ConfigError(
+            f"{keys.where('rl')} {value} and {other} exclude each other, and axolotl stops or "
+            "trains another model than is meant: leave one of them out."
+        )
+    if rewards:
+        keys.set("method", "reward", "reward_model")
+        keys.set("log_probs", "logits", "reward_model")
     if value:
         word = str(value).lower()
+        if word == "simpo":
+            # CPOConfig's cpo_alpha is 1: the loss of the chosen answers is computed besides
+            word = "simpo" if str(keys.document.get("cpo_alpha")) in ("0", "0.0") else "cpo"
         odd = next((key for key in _ODD_LOSSES if keys.document.get(key)), "")
-        if word in ("dpo", "ipo", "orpo") and not odd:
+        if word in _PRICED and not odd:
             keys.set("method", word, "rl")
             keys.set("log_probs", "logits", "rl")  # by the TRL 1.9 that axolotl 0.19 requires
-            keys.set_from("precompute_ref_log_probs", Key("precompute_ref_log_probs", "enabled"))
+            if word in ("dpo", "ipo"):
+                name = "precompute_ref_log_probs"
+                keys.set_from(name, Key(name, "enabled"))
+            if word in ("kto", "cpo", "simpo") and keys.value_of("peft") is None:
+                # setup_reference_model of train.py, whose trainers are not given it
+                keys.miss("rl", Bounded("a reference is loaded that nobody asks, and let go of"))
+            if word == "kto" and keys.value_of("peft") is None:
+                # KTOTrainer loads it itself, as nobody hands it one
+                keys.default("ref_dtype", "float32", "TRL's own load of it names no dtype")
             return
         method = METHODS.get(_METHODS.get(word, word), "a loss of its own")
         with_it = f" with {odd}" if odd else ""
         keys.miss("rl", f"{value}{with_it}: {method}; priced is fine-tuning")
 
 
-_ODD_LOSSES = (
-    "dpo_use_logits_to_keep", "dpo_use_liger_kernel", "dpo_padding_free", "rl_adapter_ref_model"
-)  # fmt: skip
-"""What makes another step of it."""
+_LEGAL = ("dpo", "gdpo", "grpo", "ipo", "orpo", "kto", "simpo", "ebft")
+_PRICED = ("dpo", "ipo", "kto", "orpo", "cpo", "simpo")
+_ODD_LOSSES = ("dpo_use_liger_kernel", "rl_adapter_ref_model")
+"""What makes another step of it; ``dpo_padding_free`` is given to TRL 1.9, which pads anyway."""
 _PLUGINS = {
     "CutCrossEntropyPlugin": "its key says it",
     "ExpertParallelPlugin": "its keys say it",

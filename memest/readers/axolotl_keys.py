@@ -101,7 +101,6 @@ AXOLOTL_UNMODELLED_KEYS = {
     "gptq": Either("GPTQ bases"),
     "qat": "quantisation-aware training",
     "fp8": Either("fp8"),
-    "reward_model": "a reward model",
     "process_reward_model": "a reward model",
     "model_quantization_config": Either("a base quantised otherwise"),
     "quantize_moe_experts": Saving("experts are quantised"),

@@ -280,6 +280,8 @@ def _sharded_otherwise(
     yield generates and writes and adapts, "under FSDP, by the model itself with adapters"
     yield generates and adapts and _is_quantised(acting), "under FSDP, on a quantised base"
     yield (asks or generates) and is_first, "under FSDP1"
+    of_values = method is Method.REWARD and log_probs == LogProbs.FLOAT32 and not adapts
+    yield of_values and (fsdp or zero > 0), "with all weights, under FSDP or ZeRO"
     precomputes = method.has_reference and _is_on(acting, "precompute_ref_log_probs")
     yield precomputes and ((fsdp and adapts) or zero == 3), f"{shards}, precomputed"
     if not adapts and log_probs not in ("", LogProbs.FUSED):
@@ -293,6 +295,7 @@ _PRECOMPUTED = Saving(
 """Under FSDP: ``precompute_ref_log_probs`` of a model without adapters."""
 _OF_METHODS = (
     "log_probs",
+    "ref_dtype",
     "precompute_ref_log_probs",
     "sync_ref_model",
     *(option.name for option in OPTIONS if option.field == "rollouts"),

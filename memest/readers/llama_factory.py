@@ -7,7 +7,7 @@ Source: LLaMA-Factory at August 2026: ``hparams/`` (fields and defaults), ``hpar
 
 from __future__ import annotations
 
-from memest.errors import ConfigError
+from memest.errors import ConfigError, not_legal
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key
 from memest.readers.training_arguments import (
     IGNORED_KEYS,
@@ -42,8 +42,11 @@ _IGNORED_KEYS = {
                 export_device infer_backend infer_dtype offload_folder use_kv_cache
                 print_param_status hf_hub_token ms_hub_token om_hub_token compute_accuracy
                 ray_run_name ray_storage_path ray_num_workers resources_per_worker
-                placement_strategy include_effective_tokens_per_second pref_beta pref_ftx
-                temperature top_p top_k max_new_tokens""",
+                placement_strategy include_effective_tokens_per_second temperature top_p top_k
+                max_new_tokens""",
+            "a number of the loss": """pref_loss pref_beta pref_ftx pref_bco_weight simpo_gamma
+                dpo_label_smoothing ld_alpha kto_chosen_weight kto_rejected_weight""",
+            "with ref_model": "ref_model_adapters ref_model_quantization_bit",
             "adapters that are there already have the sizes named here": "adapter_name_or_path",
             "the model's own config says it": "trust_remote_code",
             "changes values only": "pissa_init",
@@ -72,11 +75,14 @@ _UNMODELLED_KEYS = {
     **dict.fromkeys(("image_max_pixels", "video_max_pixels"), IMAGES),
     "moe_aux_loss_coef": "the loss of a mixture's router",
 }
-_STAGES = {
-    stage: METHODS[method] for stage, method in (("rm", "reward"), ("ppo", "ppo"), ("kto", "kto"))
-}
+_STAGES = {"kto": "kto", "rm": "reward"}
+"""Methods by ``stage``, beside dpo."""
+_LEGAL_STAGES = ("pt", "sft", "rm", "ppo", "dpo", "kto")
+_LEGAL_LOSSES = ("sigmoid", "hinge", "ipo", "kto_pair", "orpo", "simpo")
 _LOSSES = {"orpo": "orpo", "simpo": "simpo", "ipo": "ipo"}
 """Methods by ``pref_loss`` at stage dpo; the others differ in numbers of a pair."""
+_ASKING = ("dpo", "ipo", "kto")
+"""Methods that ask a reference."""
 
 
 def _checkpointing(keys: DocumentKeys) -> None:
@@ -115,14 +121,23 @@ def _packing(keys: DocumentKeys) -> None:
 
 def _method(keys: DocumentKeys) -> None:
     stage = keys.scalar("stage")
-    if stage in _STAGES:
-        keys.miss("stage", f"{stage}: {_STAGES[stage]}; priced is supervised fine-tuning")
+    if stage is not None and stage not in _LEGAL_STAGES:
+        raise not_legal(f"{keys.where('stage')} {stage!r}", stage, _LEGAL_STAGES)
+    method = _STAGES.get(str(stage))
+    if stage == "ppo":
+        keys.miss("stage", f"ppo: {METHODS['ppo']}; priced is supervised fine-tuning")
     elif stage == "dpo":
         loss = keys.text("pref_loss") or "sigmoid"
-        keys.set("method", _LOSSES.get(loss, "dpo"), "pref_loss" if loss in _LOSSES else "stage")
-        keys.set("log_probs", "float32", "stage")
+        if loss not in _LEGAL_LOSSES:
+            raise not_legal(f"{keys.where('pref_loss')} {loss!r}", loss, _LEGAL_LOSSES)
+        method = _LOSSES.get(loss, "dpo")
+        keys.set("method", method, "pref_loss" if loss in _LOSSES else "stage")
+    elif method is not None:
+        keys.set("method", method, "stage")
     elif stage is not None:
         keys.ignore("stage", "priced as it is")
+    if method is not None:
+        keys.set("log_probs", "float32", "stage")
     kind = keys.text("finetuning_type") or "lora"
     if kind not in ("lora", "full", "freeze", "oft"):
         raise ConfigError(
@@ -139,8 +154,12 @@ def _method(keys: DocumentKeys) -> None:
     compute = "bfloat16" if pure else {"bf16": "bfloat16", "fp16": "float16"}.get(precision)
     if kind in ("full", "freeze") and not pure and keys.value_of("zero") != 3:
         keys.default("dtype", "float32", "what trains is made float32; pure_bf16 prevents it")
+        if method in _ASKING and compute is not None:
+            keys.default("ref_dtype", compute, "what does not train is left as it was saved")
     elif compute is not None:
         keys.set("dtype", compute, "pure_bf16" if pure else precision)
+    if method in _ASKING:
+        _reference(keys, kind)
     if kind == "freeze":
         keys.miss(
             "finetuning_type",
@@ -169,6 +188,16 @@ def _method(keys: DocumentKeys) -> None:
             "predict_with_generate",
             "answers have up to max_new_tokens tokens (1,024 unless named): priced are 20",
         )
+
+
+def _reference(keys: DocumentKeys, kind: str) -> None:
+    """``create_ref_model``: with LoRA the model, its adapters off, else one of its own."""
+    if kind == "oft":
+        keys.miss("finetuning_type", "oft: a reference model of its own, which is not priced")
+    named = keys.document.get("ref_model")
+    if named is not None and named == keys.value_of("model") and kind == "full":
+        keys.take("ref_model")
+        keys.ignore("ref_model", "the model itself, as without it")
 
 
 _PARTS = {

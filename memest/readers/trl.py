@@ -17,6 +17,7 @@ from pathlib import Path
 from memest.catalog.mirrors import is_named_quantised
 from memest.config.installed import release
 from memest.config.kinds import Method
+from memest.errors import ConfigError, not_legal
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key, read_table
 from memest.readers.training_arguments import (
     ADAPTER_SWITCHES,
@@ -222,6 +223,9 @@ def _preference(keys: DocumentKeys, trainer: str) -> None:
     """A trainer of preferences, as the release of TRL has it."""
     loss = keys.document.get("loss_type")
     losses = loss if isinstance(loss, list) else [loss]
+    for name in losses if trainer in _LOSSES else ():
+        if name is not None and name not in _LOSSES[trainer]:
+            raise not_legal(f"{keys.where('loss_type')} {name!r}", name, _LOSSES[trainer])
     method = "ipo" if trainer == "dpo" and losses == ["ipo"] else trainer
     origin = KeyOrigin(f"default of {keys.framework} ({trainer})", Level.FILE)
     keys.set_at("method", method, origin)
@@ -238,13 +242,23 @@ def _preference(keys: DocumentKeys, trainer: str) -> None:
     version = _release()
     if version >= (1, 15) or trainer == "reward":
         return
-    if trainer in ("kto", *_GENERATING) or not (1, 6) <= version < (1, 14):
+    first = (1, 9) if trainer == "kto" else (1, 6)
+    if trainer in _GENERATING or not first <= version < (1, 14):
         keys.miss_default(
             f"trl {trainer}",
             Either(f"TRL {'.'.join(map(str, version))} has losses of its own; priced is TRL 1.16"),
         )
         return
     keys.set_at("log_probs", "logits", origin)
+
+
+_LOSSES = {
+    "dpo": """sigmoid hinge ipo exo_pair nca_pair robust bco_pair sppo_hard aot aot_unpaired
+        apo_zero apo_down discopop sft sigmoid_norm aot_pair kto_pair""".split(),
+    "kto": "kto apo_zero_unpaired bco".split(),
+    "grpo": "grpo bnpo dr_grpo dapo luspo cispo sapo vespo".split(),
+}
+"""What ``loss_type`` may be by TRL 1.16, those that earlier releases had behind them."""
 
 
 def read_completions(keys: DocumentKeys, *, writes_pairs: bool) -> None:
@@ -324,10 +338,21 @@ def _generation_batch(keys: DocumentKeys) -> None:
     completions = keys.whole("generation_batch_size")
     if completions is None:
         return
+    if keys.value_of("steps_per_generation") is not None:
+        raise ConfigError(
+            f"{keys.where('generation_batch_size')} {completions} and steps_per_generation say the "
+            "same in two ways, and TRL stops: leave one of them out."
+        )
     # other keys of theirs are read behind this one
     batch = _number_of(keys, "per_device_train_batch_size") or keys.value_of("batch")
     named_gpus = keys.value_of("num_gpus") or _number_of(keys, "num_gpus")
     together = int(batch or 1) * int(named_gpus or 1)
+    if completions % together:
+        raise ConfigError(
+            f"{keys.where('generation_batch_size')} {completions} is no multiple of the {together} "
+            f"completions of a micro-batch on all GPUs, and TRL stops: write {together} or a "
+            "multiple of it."
+        )
     keys.set(
         "steps_per_generation", max(1, completions // max(1, together)), "generation_batch_size"
     )

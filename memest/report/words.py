@@ -278,7 +278,8 @@ def _method(setup: Setup) -> str:
     name = setup.method.upper().replace("-", " ")
     trainer = _TRAINERS[setup.log_probs]
     # one number a sequence has no logits of words
-    words = f"{name} by {trainer.split(',')[0] if setup.method is Method.REWARD else trainer}"
+    is_reward = setup.method is Method.REWARD and not setup.values_tokens
+    words = f"{name} by {trainer.split(',')[0] if is_reward else trainer}"
     if setup.rollouts is not None:
         two = "two " if setup.method.writes_pairs else ""
         words = f"{words}, {two}{_rollouts(setup.rollouts, setup.seq_len)}"
@@ -288,7 +289,10 @@ def _method(setup: Setup) -> str:
         return words
     if setup.adapter is not None:
         return f"{words}, reference without the adapters"
-    return f"{words}, with a reference model{' that follows' if setup.sync_ref_model else ''}"
+    as_model = setup.ref_dtype is Dtype.AUTO or setup.distributed.zero  # DeepSpeed casts both
+    dtype = "" if as_model else f"{setup.ref_dtype} "
+    follows = " that follows" if setup.sync_ref_model else ""
+    return f"{words}, with a {dtype}reference model{follows}"
 
 
 def _rollouts(rollouts: Rollouts, seq_len: int | None) -> str:

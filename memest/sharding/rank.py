@@ -17,7 +17,7 @@ from memest.config.kinds import LogProbs, Method
 from memest.config.parallelism import Fsdp, Prefetch, Strategy
 from memest.config.quantization import Format
 from memest.config.rollouts import Engine, Rollouts
-from memest.config.setup import Loop, Precision, Setup
+from memest.config.setup import Dtype, Loop, Precision, Setup
 from memest.events import REFERENCE, Category, CueKind, Landmarks, Mark, Phase, Weight
 from memest.profiles.stream import Stream
 from memest.sharding.ddp import Ddp, StageDdp
@@ -213,13 +213,14 @@ def _fsdp2_reference(common: dict[str, Any], trained: Fsdp2, setup: Setup) -> Fs
     weights = common["weights"]
     unit = reference_unit(len(weights), reshards=setup.distributed.fsdp is Fsdp.FULL_SHARD)
     whole = format_size(sum(map(weight_bytes, weights)))
+    own = setup.ref_dtype is not Dtype.AUTO
     trained.notes.append(
         "the reference model is one FSDP unit, as TRL wraps it: whenever it is asked, all of its "
         f"weights are gathered at once, and lie there twice ({whole} each)."
     )
     return Fsdp2(
         **common,
-        stored_dtypes=[loaded_dtype(weight, setup) for weight in weights],
+        stored_dtypes=[setup.ref_dtype if own else loaded_dtype(w, setup) for w in weights],
         plans=(unit,),
         ranks=trained.ranks,
         replicated=trained.replicated,
@@ -483,6 +484,7 @@ def update_setup(setup: Setup) -> Setup:
         # an evaluation and a method are the Trainer's, and no matter of an update
         method=Method.SUPERVISED,
         log_probs=LogProbs.FUSED,
+        ref_dtype=Dtype.AUTO,
         precompute_ref_log_probs=False,
         sync_ref_model=False,
         rollouts=None,

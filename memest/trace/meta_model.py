@@ -51,6 +51,7 @@ from memest.trace.model.packed import pack
 from memest.trace.model.put_off import put_off
 from memest.trace.model.quantization import Loading, quantize
 from memest.trace.model.twins import twin_of
+from memest.trace.model.value_head import add_value_head
 from memest.trace.own_steps import OWN_SETUP, OwnStep, check_own_step, resolve_step
 
 __all__ = ["MetaModel", "build"]
@@ -351,6 +352,8 @@ def _adapt_model(built_model: BuiltModel, setup: Setup, *, ready: bool = False) 
         built_model = replace(
             built_model, wrapper=wrapper, notes=(*built_model.notes, *adapter_notes)
         )
+    if setup.values_tokens:
+        add_value_head(built_model.model)
     freeze(built_model.trained_model, setup)
     cast_weights(built_model.trained_model, setup)
     if setup.channels_last:

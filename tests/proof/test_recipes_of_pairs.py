@@ -1,7 +1,8 @@
-"""Preference losses of torchtune and ms-swift: what of all logits is alive, and for how long.
+"""Preference losses that make all logits: what of them is alive, and for how long.
 
-Their own functions (torchtune 0.6.1; DPO, IPO, KTO and GRPO of ms-swift 4.6.0 over TRL 0.29) were
-run on meta in place of these once: every allocation and free from 2 KiB on was the same, in order.
+Their own functions (torchtune 0.6.1; DPO, IPO, KTO and GRPO of ms-swift 4.6.0 over TRL 0.29; KTO
+and rewards of LLaMA-Factory 0.9.4 over TRL 0.24; KTO of TRL 1.9 and 1.13) were run on meta in place
+of these once: every allocation and free from 2 KiB on was the same, in order.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from memest import ConfigError
 from memest.catalog.resolve import ModelSource
 from memest.config.options import setup_from_options
 from memest.config.setup import Setup
-from memest.events import ALLOC, FREE, MARK
+from memest.events import ALLOC, FREE, MARK, Category
 from memest.trace import session
 from memest.trace.meta_model import build
 from memest.trace.training import TracePlan
@@ -96,6 +97,65 @@ def test_kto_of_ms_swift_lets_go_of_the_logits_of_its_divergence_before_the_othe
     assert len([life for life in at_once if life[0] == life[1]]) >= 8
 
 
+FACTORY = {"log_probs": "float32", **LORA}
+
+
+def test_kto_of_llama_factory_copies_the_float32_logits_of_both_kinds_of_answers():
+    lives, phases = _lives({**FACTORY, "method": "kto"})
+
+    in_forward = [size for size, born, _ in lives if phases[born] == "forward"]
+    # in each of two steps, by both models: answers and the divergence's, of which the answers' are
+    # sorted into two halves, as large as the logits were before they became float32
+    assert in_forward.count(4 * TOKENS // 2) == 2 * 2 * 2
+    assert in_forward.count(2 * TOKENS // 2) == 2 * 2 * (2 + 2)
+
+
+def test_a_reward_model_of_llama_factory_makes_all_logits_and_a_loss_that_nobody_asks_for():
+    lives, phases = _lives({**FACTORY, "method": "reward"})
+
+    # of each step float32 logits for the model's own loss, its logarithms, and those it returns
+    whole = [(born, died) for size, born, died in lives if size == 4 * TOKENS]
+    assert len(whole) >= 6
+    assert all(born == died and phases[born] == "forward" for born, died in whole)
+
+
+def test_a_reward_model_of_llama_factory_trains_a_value_in_float32():
+    setup = Setup(method="reward", log_probs="float32", batch=1, seq_len=LENGTH, dtype="bfloat16")
+    source = ModelSource(kind="file", id="small", config=LLAMA, provenance="test")
+    model = session.build(setup, source, None, None, None).model
+
+    head = dict(model.named_parameters())["v_head.summary.weight"]
+    assert head.shape == (1, LLAMA["hidden_size"])
+    assert (str(head.dtype), head.requires_grad) == ("torch.float32", True)
+
+
+def test_kto_of_trl_1_9_keeps_all_logits_of_the_model_until_its_log_is_made():
+    lives, phases = _lives({"method": "kto", "log_probs": "logits", **LORA})
+
+    of_answers = [life for life in lives if life[0] == 2 * TOKENS // 2]
+    # by both models, of the divergence and of the answers, in each of two steps
+    assert [phases[born] for _, born, died in of_answers if born == died].count("forward") >= 8
+
+
+@pytest.mark.parametrize(("dtype", "nbytes"), [("auto", 2), ("float32", 4)])
+def test_a_reference_has_the_dtype_that_it_is_loaded_in(dtype, nbytes):
+    setup = Setup(
+        method="dpo", ref_dtype=dtype, batch=1, seq_len=LENGTH, dtype="bfloat16", optim="none"
+    )
+    source = ModelSource(kind="file", id="small", config=LLAMA, provenance="test")
+    trace = session.trace_built(
+        session.build(setup, source, None, None, None), setup, GPU, TracePlan(steps=1)
+    )
+
+    kept = [
+        trace.sizes[index]
+        for kind, index in trace.decode()
+        if kind == ALLOC and trace.category(index) is Category.REFERENCE
+    ]
+    numel = LLAMA["vocab_size"] * LLAMA["hidden_size"]
+    assert max(kept) == nbytes * numel
+
+
 def test_grpo_of_ms_swift_makes_logits_of_completions_alone():
     completion = 40
     rollouts = {"completion_len": completion, "kl_beta": 0.04, "engine": "server"}
@@ -115,7 +175,7 @@ def test_grpo_of_ms_swift_is_refused_where_what_is_gathered_was_not_checked():
 
 @pytest.mark.parametrize(
     ("method", "log_probs"),
-    [*itertools.product(("orpo", "kto", "reward"), ("torchtune",)),
+    [*itertools.product(("orpo", "kto", "reward"), ("torchtune",)), ("cpo", "float32"),
      ("grpo", "torchtune"), ("rloo", "ms-swift")],
 )  # fmt: skip
 def test_what_no_such_trainer_computes_is_refused(method, log_probs):

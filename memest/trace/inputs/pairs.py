@@ -6,7 +6,8 @@ are not scored.
 Source: TRL 1.16 ``DataCollatorForPreference`` of ``trainer/dpo_trainer.py`` and
 ``trainer/reward_trainer.py``, ``DataCollatorForUnpairedPreference`` of ``trainer/kto_trainer.py``,
 ``DPODataCollatorWithPadding`` of ``experimental/utils.py``; LLaMA-Factory 0.9.4
-``PairwiseDataCollatorWithPadding`` of ``data/collator.py``; torchtune 0.6.1
+``PairwiseDataCollatorWithPadding`` and ``KTODataCollatorWithPadding`` of ``data/collator.py``;
+torchtune 0.6.1
 ``padded_collate_dpo`` of ``data/_collate.py``; ms-swift 4.6.0 ``_rlhf_data_collator`` of
 ``template/base.py``.
 """
@@ -18,7 +19,7 @@ from dataclasses import replace
 
 import torch
 
-from memest.config.kinds import Method
+from memest.config.kinds import LogProbs, Method
 from memest.config.setup import Setup
 from memest.trace.inputs.tensors import TensorPlan
 
@@ -45,14 +46,15 @@ def batch_of_pairs(
     if method is Method.KTO and setup.log_probs.is_put_together:
         once = _sequences(plan, setup, 1)
         labels = replace(once["input_ids"], name="labels")
-        return tuple(
+        both = tuple(
             replace(each, name=start + each.name)
             for start in ("", "KL_")
             for each in (*once.values(), labels)
         )
+        return both if setup.log_probs is LogProbs.SWIFT else (*both, _wanted(batch))
     if setup.log_probs.is_put_together:
         twice = _sequences(plan, setup, 2)
-        if method is Method.REWARD:
+        if method is Method.REWARD and not setup.values_tokens:
             return tuple(twice.values())
         return (*twice.values(), replace(twice["input_ids"], name="labels"))
     once = _sequences(plan, setup, 1)
@@ -69,8 +71,7 @@ def batch_of_pairs(
             for start in ("", "KL_")
             for each in _answers(once)
         ]
-        out.append(TensorPlan(name="label", shape=(batch,), dtype=torch.bool, value=_half(batch)))
-        return (*out, *_scores(setup, ("ref_logps", "ref_KL_logps")))
+        return (*out, _wanted(batch), *_scores(setup, ("ref_logps", "ref_KL_logps")))
     twice = _sequences(plan, setup, 2)
     if method is Method.REWARD:
         return tuple(twice.values())
@@ -98,6 +99,11 @@ def _scores(setup: Setup, names: tuple[str, ...]) -> tuple[TensorPlan, ...]:
     return tuple(TensorPlan(name=name, shape=(setup.batch,), dtype=torch.float32) for name in names)
 
 
-def _half(batch: int) -> Callable[[], torch.Tensor]:
+def _wanted(batch: int) -> TensorPlan:
     """Every other answer is a wanted one."""
-    return lambda: torch.arange(batch) % 2 == 0
+    return TensorPlan(
+        name="label",
+        shape=(batch,),
+        dtype=torch.bool,
+        value=lambda: torch.arange(batch) % 2 == 0,
+    )

@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 
-from memest.config.kinds import LogProbs, Method
+from memest.config.kinds import Dtype, LogProbs, Method
 from memest.config.setup import Setup
 from memest.errors import ConfigError
 from memest.trace.losses.fused_head import fused_head, has_router_loss
@@ -22,6 +22,7 @@ from memest.trace.losses.preference_recipes import ScriptLoss, torchtune_dpo
 from memest.trace.losses.rollouts import loss_of_rollouts
 from memest.trace.losses.trl import parts_for_trl
 from memest.trace.model.adapters import base_of, copy_kept_dtypes
+from memest.trace.model.value_head import with_values
 
 __all__ = ["Objective", "objective_of", "recomputing_nothing", "without_dropout"]
 
@@ -96,7 +97,8 @@ def objective_of(model: Any, setup: Setup) -> Iterator[Objective | None]:
     reference = _reference_of(base, setup) if asks and base is model else None
     of_torchtune = setup.log_probs is LogProbs.TORCHTUNE
     with ExitStack() as stack:
-        if method not in (Method.GRPO, Method.RLOO) and not of_torchtune:  # disable_dropout
+        drops_out = method in (Method.GRPO, Method.RLOO) or of_torchtune or setup.values_tokens
+        if not drops_out:  # disable_dropout
             stack.enter_context(without_dropout(model))
         if setup.scores_by_fused_head:
             flag = f"--method {method}"
@@ -110,6 +112,8 @@ def objective_of(model: Any, setup: Setup) -> Iterator[Objective | None]:
                 reference.forward = fused_head(
                     parts_for_trl(reference, flag), (), balances_with_gradients_alone=True
                 )
+        elif setup.values_tokens:
+            stack.enter_context(mock.patch.object(base, "forward", with_values(base)))
         elif method is not Method.REWARD:
             parts = parts_for_trl(base, f"--method {method}", calls_head=method.writes_pairs)
             if setup.log_probs is LogProbs.LOGITS and asks and has_router_loss(parts):
@@ -135,7 +139,7 @@ def objective_of(model: Any, setup: Setup) -> Iterator[Objective | None]:
             loss=loss,
             trained=model,
             reference=reference,
-            recomputes_reference=setup.log_probs is LogProbs.SWIFT,
+            recomputes_reference=setup.log_probs in (LogProbs.SWIFT, LogProbs.FLOAT32),
         )
 
 
@@ -147,6 +151,10 @@ def _reference_of(model: torch.nn.Module, setup: Setup) -> Any:
     """
     reference: Any = copy.deepcopy(model)
     copy_kept_dtypes(model, reference)
+    if setup.ref_dtype is not Dtype.AUTO and not setup.distributed.in_half:
+        dtype = getattr(torch, setup.ref_dtype)
+        for parameter in reference.parameters():
+            parameter.data = parameter.data.to(dtype)
     if setup.method.writes_pairs:
         reference.requires_grad_(False)
         reference.config.use_cache = not setup.checkpoint_every

@@ -29,6 +29,7 @@ from torch.nn import functional
 
 from memest.config.kinds import LogProbs, Method
 from memest.trace.losses.fused_head import IGNORED
+from memest.trace.losses.preference_llama_factory import FACTORY_LOSSES
 from memest.trace.losses.preference_logits import (
     BETA,
     LOSSES_OF_LOGITS,
@@ -38,6 +39,8 @@ from memest.trace.losses.preference_logits import (
     LossOfPairs,
     cpo,
     fetch,
+    fetch_entropy,
+    kto_losses,
     loss_of_ratios,
     orpo,
 )
@@ -53,9 +56,7 @@ def loss_of_pairs(method: Method, log_probs: LogProbs) -> LossOfPairs:
         method: one of preferences.
         log_probs: where its log-probabilities come from.
     """
-    if log_probs is LogProbs.SWIFT:
-        return SWIFT_LOSSES[method]
-    return _LOSSES[method] if log_probs is LogProbs.FUSED else LOSSES_OF_LOGITS[log_probs][method]
+    return _BY_TRAINER[log_probs][method]
 
 
 # -- DPO -------------------------------------------------------------------------------------------
@@ -88,7 +89,7 @@ def _dpo(model: Call, reference: Call, inputs: Batch, *, averages: bool = False)
         fetch(outputs.aux_loss.mean())
     # the log, whose tensors stay bound
     entropies = outputs.entropy[:, -length:].detach()
-    _fetch_entropy(entropies, shift_mask)
+    fetch_entropy(entropies, shift_mask)
     fetch(inputs["attention_mask"].sum().sum())
     chosen_logits, rejected_logits = outputs.mean_logits[:, -length:].chunk(2, dim=0)
     chosen_mask, rejected_mask = shift_mask.chunk(2, dim=0)
@@ -109,13 +110,6 @@ def _dpo(model: Call, reference: Call, inputs: Batch, *, averages: bool = False)
     for values in (margins, chosen, rejected):
         fetch(values.mean())
     return loss
-
-
-def _fetch_entropy(entropies: torch.Tensor, mask: torch.Tensor) -> None:
-    """The mean entropy of the answers' tokens, for the log."""
-    entropy, count = (entropies * mask).sum(), mask.sum()
-    entropy, count = entropy.sum(), count.sum()
-    fetch(entropy / count if count > 0 else entropy)
 
 
 def _fetch_sums(
@@ -167,18 +161,12 @@ def _kto(model: Call, reference: Call, inputs: Batch) -> torch.Tensor:
         ref_log_probs = ref_per_token.sum(-1)
         ref_chosen = ref_log_probs.index_select(0, chosen_rows)
         ref_rejected = ref_log_probs.index_select(0, rejected_rows)
-    kl = (kl_log_probs - ref_kl_log_probs).mean().detach()
-    kl = kl.mean().clamp(min=0)
-    chosen_ratios = chosen - ref_chosen
-    chosen_losses = 1 - functional.sigmoid(BETA * (chosen_ratios - kl))
-    chosen_rewards = BETA * chosen_ratios.detach()
-    rejected_ratios = rejected - ref_rejected
-    rejected_losses = 1 - functional.sigmoid(BETA * (kl - rejected_ratios))
-    rejected_rewards = BETA * rejected_ratios.detach()
-    losses = torch.cat((1.0 * chosen_losses, 1.0 * rejected_losses), 0)
+    losses, _, (chosen_rewards, rejected_rewards) = kto_losses(
+        (chosen, rejected, kl_log_probs), (ref_chosen, ref_rejected, ref_kl_log_probs)
+    )
     mask = inputs["completion_mask"][:, 1:]
     entropies = outputs.entropy[:, -length:].detach()
-    _fetch_entropy(entropies, mask)
+    fetch_entropy(entropies, mask)
     fetch(inputs["attention_mask"].sum().sum())
     mean_logits = outputs.mean_logits[:, -length:]
     chosen_logits = mean_logits.index_select(0, chosen_rows)
@@ -240,4 +228,10 @@ _LOSSES: dict[Method, LossOfPairs] = {
     Method.CPO: cpo,
     Method.SIMPO: partial(cpo, simple=True),
     Method.REWARD: _reward,
+}
+_BY_TRAINER: dict[LogProbs, dict[Method, LossOfPairs]] = {
+    LogProbs.FUSED: _LOSSES,
+    LogProbs.LOGITS: {**LOSSES_OF_LOGITS, Method.REWARD: _reward},
+    LogProbs.FLOAT32: FACTORY_LOSSES,
+    LogProbs.SWIFT: SWIFT_LOSSES,
 }

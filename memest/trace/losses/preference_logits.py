@@ -1,13 +1,12 @@
-"""Preference losses of trainers that make the logits of all tokens, written anew.
+"""Preference losses of TRL's trainers that make the logits of all tokens, written anew.
 
-``orpo``, ``cpo`` and ``simpo`` of TRL do at present, and ``dpo`` did in TRL 1.6 to 1.13.
-LLaMA-Factory makes them float32 besides, and takes the logarithms of all of them.
+``orpo``, ``cpo`` and ``simpo`` do at present; ``dpo`` did in TRL 1.6 to 1.13, ``kto`` as it is here
+in 1.9 to 1.13.
 
 Source: TRL 1.16 ``experimental/orpo/orpo_trainer.py``, ``experimental/cpo/cpo_trainer.py``
 (``concatenated_forward``, ``get_batch_loss_metrics``), ``kernels/logprob_entropy.py``; TRL 1.13
-``trainer/dpo_trainer.py``, ``trainer/utils.py`` (``selective_log_softmax``,
-``entropy_from_logits``); LLaMA-Factory 0.9.4 ``train/dpo/trainer.py``, ``train/trainer_utils.py``
-(``get_batch_logps``).
+``trainer/dpo_trainer.py``, ``trainer/kto_trainer.py``, ``trainer/utils.py``
+(``selective_log_softmax``, ``entropy_from_logits``).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch.nn import functional
 
-from memest.config.kinds import LogProbs, Method
+from memest.config.kinds import Method
 from memest.trace.losses.fused_head import IGNORED
 
 __all__ = [
@@ -31,6 +30,8 @@ __all__ = [
     "LossOfPairs",
     "cpo",
     "fetch",
+    "fetch_entropy",
+    "kto_losses",
     "loss_of_ratios",
     "orpo",
     "selected",
@@ -52,6 +53,13 @@ def fetch(_: torch.Tensor) -> float:
     return 0.0
 
 
+def fetch_entropy(entropies: torch.Tensor, mask: torch.Tensor) -> None:
+    """The mean entropy of the answers' tokens, for the log."""
+    entropy, count = (entropies * mask).sum(), mask.sum()
+    entropy, count = entropy.sum(), count.sum()
+    fetch(entropy / count if count > 0 else entropy)
+
+
 def loss_of_ratios(
     chosen: torch.Tensor, rejected: torch.Tensor, completion_mask: torch.Tensor | None
 ) -> torch.Tensor:
@@ -69,6 +77,29 @@ def loss_of_ratios(
         of_pairs = (averages[0] - averages[1] - 1 / (2 * BETA)) ** 2
     loss += of_pairs.mean() * 1.0
     return cast("torch.Tensor", loss)
+
+
+def kto_losses(
+    policy: tuple[torch.Tensor, ...], reference: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """KTO's loss of each answer, its divergence, and rewards of both kinds.
+
+    Args:
+        policy: log-probabilities of chosen and rejected answers and of the divergence's.
+        reference: the same by the reference.
+    """
+    chosen, rejected, kl_log_probs = policy
+    ref_chosen, ref_rejected, ref_kl_log_probs = reference
+    kl = (kl_log_probs - ref_kl_log_probs).mean().detach()
+    kl = kl.mean().clamp(min=0)
+    chosen_ratios = chosen - ref_chosen
+    chosen_losses = 1 - functional.sigmoid(BETA * (chosen_ratios - kl))
+    chosen_rewards = BETA * chosen_ratios.detach()
+    rejected_ratios = rejected - ref_rejected
+    rejected_losses = 1 - functional.sigmoid(BETA * (kl - rejected_ratios))
+    rejected_rewards = BETA * rejected_ratios.detach()
+    losses = torch.cat((1.0 * chosen_losses, 1.0 * rejected_losses), 0)
+    return losses, kl, (chosen_rewards, rejected_rewards)
 
 
 # -- ORPO, CPO and SimPO of TRL --------------------------------------------------------------------
@@ -232,7 +263,7 @@ def cpo(
     return loss
 
 
-# -- TRL 1.6 to 1.13 -------------------------------------------------------------------------------
+# -- DPO and KTO of TRL 1.6 to 1.13 ----------------------------------------------------------------
 
 
 def _dpo(model: Call, reference: Call, inputs: Batch, *, averages: bool = False) -> torch.Tensor:
@@ -301,85 +332,82 @@ def _entropies(logits: torch.Tensor) -> torch.Tensor:
     return torch.cat(entropies, dim=0).reshape(shape)
 
 
-# -- LLaMA-Factory ---------------------------------------------------------------------------------
-
-
-def _float32(
-    model: Call, reference: Call, inputs: Batch, *, averages: bool, asks: bool
-) -> torch.Tensor:
-    """``CustomDPOTrainer.get_batch_loss_metrics``.
-
-    Args:
-        model: that trains.
-        reference: that is asked, where the method ``asks``.
-        inputs: of pairs.
-        averages: over the tokens of an answer.
-        asks: whether there is a reference.
-    """
-    (chosen, rejected), logits, sft_loss = _concatenated_forward(
-        model, inputs, averages=averages, clones=asks
-    )
-    if asks:
-        with torch.no_grad():
-            (ref_chosen, ref_rejected), *_ = _concatenated_forward(
-                reference, inputs, averages=averages, clones=True
-            )
-        difference = (chosen - rejected) - (ref_chosen - ref_rejected)
-        losses = -functional.logsigmoid(BETA * difference)
-        rewards = BETA * (chosen - ref_chosen).detach(), BETA * (rejected - ref_rejected).detach()
+def _kto(model: Call, reference: Call, inputs: Batch) -> torch.Tensor:
+    """``KTOTrainer._compute_loss`` of TRL 1.9 to 1.13: half of the answers are wanted ones."""
+    labels = inputs["label"]
+    num_chosen = labels.sum()
+    num_rejected = len(labels) - num_chosen
+    kl_log_probs = _kl_log_probs(model, inputs)
+    model_inputs = {name: inputs[name] for name in MODEL_INPUTS}
+    outputs = model(**model_inputs)
+    logits = outputs.logits[:, :-1, :]
+    per_token = selected(logits, inputs["input_ids"][:, 1:])
+    per_token[inputs["completion_mask"][:, 1:] == 0] = 0.0
+    log_probs = per_token.sum(-1)
+    is_chosen = torch.as_tensor(labels, dtype=torch.bool, device=logits.device)
+    chosen_rows = torch.nonzero(is_chosen, as_tuple=False).view(-1)
+    rejected_rows = torch.nonzero(~is_chosen, as_tuple=False).view(-1)
+    chosen = log_probs.index_select(0, chosen_rows)
+    rejected = log_probs.index_select(0, rejected_rows)
+    if "ref_logps" in inputs:
+        ref_chosen = inputs["ref_logps"].index_select(0, chosen_rows)
+        ref_rejected = inputs["ref_logps"].index_select(0, rejected_rows)
+        ref_kl_log_probs = inputs["ref_KL_logps"]
     else:
-        difference = (chosen - rejected) - (
-            torch.log1p(-torch.exp(chosen)) - torch.log1p(-torch.exp(rejected))
-        )
-        # ORPO's; SimPO's differs in numbers of a pair
-        losses = sft_loss + BETA * -functional.logsigmoid(difference)
-        rewards = BETA * chosen.detach(), BETA * rejected.detach()
-    for values in (*rewards, chosen, rejected, *logits):
-        fetch(values.mean())
-    return losses.mean()
+        with torch.no_grad():
+            ref_kl_log_probs = _kl_log_probs(reference, inputs)
+            ref_outputs = reference(**model_inputs)
+        ref_logits = ref_outputs.logits[:, :-1, :]
+        ref_per_token = selected(ref_logits, inputs["input_ids"][:, 1:])
+        ref_per_token[inputs["completion_mask"][:, 1:] == 0] = 0.0
+        ref_log_probs = ref_per_token.sum(-1)
+        ref_chosen = ref_log_probs.index_select(0, chosen_rows)
+        ref_rejected = ref_log_probs.index_select(0, rejected_rows)
+    losses, kl, rewards = kto_losses(
+        (chosen, rejected, kl_log_probs), (ref_chosen, ref_rejected, ref_kl_log_probs)
+    )
+    fetch(kl)
+    # the log, whose tensors stay bound
+    entropies = _entropies(logits.detach())
+    mask = inputs["completion_mask"][:, 1:]
+    fetch_entropy(entropies, mask)
+    fetch(inputs["attention_mask"].sum().sum())
+    chosen_logits = logits.detach().index_select(0, chosen_rows)
+    rejected_logits = logits.detach().index_select(0, rejected_rows)
+    chosen_mask = mask.index_select(0, chosen_rows)
+    rejected_mask = mask.index_select(0, rejected_rows)
+    sums = (
+        chosen_logits[chosen_mask.bool()].mean(-1).sum(),
+        chosen_mask.sum(),
+        rejected_logits[rejected_mask.bool()].mean(-1).sum(),
+        rejected_mask.sum(),
+    )
+    for value in (*sums, num_chosen, num_rejected):
+        fetch(value.sum())
+    for values in (rewards[0], chosen, rewards[1], rejected):
+        fetch(values.nansum().nansum())
+    return losses.nanmean()
 
 
-def _concatenated_forward(
-    model: Call, inputs: Batch, *, averages: bool, clones: bool
-) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...], torch.Tensor]:
-    """Log-probabilities and logits of chosen and rejected answers, and the chosen ones' loss."""
-    batch = {name: value.detach().clone() if clones else value for name, value in inputs.items()}
-    labels = batch.pop("labels")
-    all_logits = model(**batch, use_cache=False).logits.to(torch.float32)
-    log_probs, lengths = _of_answers(all_logits, labels)
-    if averages:
-        log_probs = log_probs / lengths
-    number = labels.size(0) // 2
-    both = log_probs.split(number, dim=0)
-    chosen_lengths, _ = lengths.split(number, dim=0)
-    average = both[0] if averages else both[0] / chosen_lengths
-    return both, all_logits.split(number, dim=0), -average
-
-
-def _of_answers(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``get_batch_logps``: logarithms of all probabilities, of which the labels' are taken."""
-    labels = labels[:, 1:].clone()
+def _kl_log_probs(model: Call, inputs: Batch) -> torch.Tensor:
+    """``_compute_kl_logps``: of answers to other prompts, without gradients."""
+    with torch.no_grad():
+        logits = model(
+            input_ids=inputs["KL_input_ids"], attention_mask=inputs["KL_attention_mask"]
+        ).logits
     logits = logits[:, :-1, :]
-    mask = labels != IGNORED
-    labels[labels == IGNORED] = 0
-    per_token = torch.gather(logits.log_softmax(-1), dim=2, index=labels.unsqueeze(2)).squeeze(2)
-    lengths = mask.sum(-1)
-    return (per_token * mask).sum(-1), lengths
+    per_token = selected(logits, inputs["KL_input_ids"][:, 1:])
+    per_token[inputs["KL_completion_mask"][:, 1:] == 0] = 0.0
+    log_probs: torch.Tensor = per_token.sum(-1)
+    return log_probs
 
 
-LOSSES_OF_LOGITS: dict[LogProbs, dict[Method, LossOfPairs]] = {
-    LogProbs.LOGITS: {
-        Method.DPO: _dpo,
-        Method.IPO: partial(_dpo, averages=True),
-        Method.ORPO: partial(orpo, select=selected),
-        Method.CPO: partial(cpo, select=selected),
-        Method.SIMPO: partial(cpo, simple=True, select=selected),
-    },
-    LogProbs.FLOAT32: {
-        Method.DPO: partial(_float32, averages=False, asks=True),
-        Method.IPO: partial(_float32, averages=True, asks=True),
-        Method.ORPO: partial(_float32, averages=True, asks=False),
-        Method.SIMPO: partial(_float32, averages=True, asks=False),
-    },
+LOSSES_OF_LOGITS: dict[Method, LossOfPairs] = {
+    Method.DPO: _dpo,
+    Method.IPO: partial(_dpo, averages=True),
+    Method.KTO: _kto,
+    Method.ORPO: partial(orpo, select=selected),
+    Method.CPO: partial(cpo, select=selected),
+    Method.SIMPO: partial(cpo, simple=True, select=selected),
 }
-"""Losses of trainers that make all logits."""
+"""Losses of TRL's trainers while they made all logits; of rewards there are none."""

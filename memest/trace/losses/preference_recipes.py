@@ -32,6 +32,7 @@ from memest.trace.losses.preference_logits import (
     LossOfPairs,
     cpo,
     fetch,
+    kto_losses,
     orpo,
     selected,
 )
@@ -185,15 +186,9 @@ def _swift_kto(model: Call, reference: Call, inputs: Batch) -> torch.Tensor:
     chosen, rejected, chosen_logits, rejected_logits, kl_log_probs = _swift_answers(model, inputs)
     with torch.no_grad():
         ref_chosen, ref_rejected, _, _, ref_kl_log_probs = _swift_answers(reference, inputs)
-    kl = (kl_log_probs - ref_kl_log_probs).mean().detach()
-    kl = kl.mean().clamp(min=0)
-    chosen_ratios = chosen - ref_chosen
-    chosen_losses = 1 - functional.sigmoid(BETA * (chosen_ratios - kl))
-    chosen_rewards = BETA * chosen_ratios.detach()
-    rejected_ratios = rejected - ref_rejected
-    rejected_losses = 1 - functional.sigmoid(BETA * (kl - rejected_ratios))
-    rejected_rewards = BETA * rejected_ratios.detach()
-    losses = torch.cat((1.0 * chosen_losses, 1.0 * rejected_losses), 0)
+    losses, _, (chosen_rewards, rejected_rewards) = kto_losses(
+        (chosen, rejected, kl_log_probs), (ref_chosen, ref_rejected, ref_kl_log_probs)
+    )
     logged = [chosen_rewards, chosen, chosen_logits] if num_chosen else []
     for values in (*logged, rejected_rewards, rejected, rejected_logits):
         fetch(values.nansum().nansum())

@@ -33,6 +33,36 @@ FILES = {
          "template": "llama3", "pref_beta": 0.1},
         {"peft": "lora", "method": "dpo", "log_probs": "float32"}, "", "",
     ),
+    "llama-factory dpo of all weights": (
+        {"model_name_or_path": LLAMA, "stage": "dpo", "finetuning_type": "full", "bf16": True,
+         "template": "llama3", "ref_model": LLAMA, "pref_bco_weight": 0.1},
+        {"dtype": "float32", "ref_dtype": "bfloat16"}, "", "",
+    ),
+    "llama-factory dpo in bfloat16": (
+        {"model_name_or_path": LLAMA, "stage": "dpo", "finetuning_type": "full", "bf16": True,
+         "template": "llama3", "pure_bf16": True, "ref_model": "some/other"},
+        {"dtype": "bfloat16", "ref_dtype": None}, "a second model in memory", "",
+    ),
+    "llama-factory dpo beside oft": (
+        {"model_name_or_path": LLAMA, "stage": "dpo", "finetuning_type": "oft",
+         "template": "llama3"},
+        {"method": "dpo", "peft": "oft"}, "a reference model of its own", "",
+    ),
+    "llama-factory kto": (
+        {"model_name_or_path": LLAMA, "stage": "kto", "finetuning_type": "lora",
+         "template": "llama3", "kto_chosen_weight": 1.2, "pref_loss": "kto_pair"},
+        {"method": "kto", "log_probs": "float32", "ref_dtype": None}, "", "",
+    ),
+    "llama-factory rewards": (
+        {"model_name_or_path": LLAMA, "stage": "rm", "finetuning_type": "full", "bf16": True,
+         "template": "llama3"},
+        {"method": "reward", "log_probs": "float32", "ref_dtype": None}, "", "",
+    ),
+    "llama-factory ppo": (
+        {"model_name_or_path": LLAMA, "stage": "ppo", "finetuning_type": "lora",
+         "template": "llama3", "reward_model": "r"},
+        {"method": None, "log_probs": None}, "further models in memory", "",
+    ),
     "llama-factory packs with masks": (
         {"model_name_or_path": LLAMA, "stage": "sft", "finetuning_type": "full",
          "neat_packing": True, "template": "llama3"},
@@ -276,6 +306,30 @@ FILES = {
         {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 1, "rl": "orpo",
          "expert_parallel_size": 4, "trl": {"beta": 0.1}},
         {"method": "orpo"}, "a plugin's own dispatch", "",
+    ),
+    "axolotl's kto of all weights": (
+        {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 2, "rl": "kto",
+         "bf16": True, "remove_unused_columns": False, "kto_desirable_weight": 1.3},
+        {"method": "kto", "log_probs": "logits", "ref_dtype": "float32"}, "", "nobody asks",
+    ),
+    "axolotl's dpo whose padding stays": (
+        {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 2, "rl": "dpo",
+         "adapter": "lora", "lora_r": 8, "lora_target_linear": True, "dpo_padding_free": True},
+        {"method": "dpo", "log_probs": "logits"}, "", "",
+    ),
+    "axolotl's simpo": (
+        {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 2, "rl": "simpo"},
+        {"method": "cpo", "log_probs": "logits"}, "", "nobody asks",
+    ),
+    "axolotl's simpo alone": (
+        {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 2, "rl": "simpo",
+         "cpo_alpha": 0.0},
+        {"method": "simpo"}, "", "nobody asks",
+    ),
+    "axolotl's rewards": (
+        {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 2, "reward_model": True,
+         "num_labels": 1, "model_type": "AutoModelForSequenceClassification"},
+        {"method": "reward", "log_probs": "logits"}, "", "",
     ),
     "axolotl's xformers": (
         {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 1,
@@ -863,3 +917,51 @@ def test_relatives_are_told_by_the_name_of_their_file_or_script(launched, tmp_pa
 
     assert run.setup.method == "dpo"
     assert run.setup.unpriced == ()
+
+
+REFUSED = {
+    "a stage that LLaMA-Factory has not": (
+        {"model_name_or_path": LLAMA, "stage": "dop", "finetuning_type": "lora", "template": "t"},
+        "Did you mean 'dpo'",
+    ),
+    "a loss that LLaMA-Factory has not": (
+        {"model_name_or_path": LLAMA, "stage": "dpo", "pref_loss": "sigmod", "template": "t",
+         "finetuning_type": "lora"},
+        "Did you mean 'sigmoid'",
+    ),
+    "a method that axolotl has not": (
+        {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 2, "rl": "dpoo"},
+        "Did you mean 'dpo'",
+    ),
+    "axolotl packs no pairs": (
+        {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 2, "rl": "kto",
+         "sample_packing": True},
+        "rl kto and sample_packing exclude each other",
+    ),
+    "axolotl trains rewards or pairs": (
+        {"base_model": LLAMA, "sequence_len": 2048, "micro_batch_size": 2, "rl": "dpo",
+         "reward_model": True},
+        "rl dpo and reward_model exclude each other",
+    ),
+    "a loss that TRL has not": ("trl dpo --model_name_or_path m --loss_type sigmod", "'sigmoid'"),
+    "completions for a part of a micro-batch": (
+        "trl grpo --model_name_or_path m --generation_batch_size 12",
+        "12 is no multiple of the 8 completions",
+    ),
+    "completions counted twice": (
+        "trl grpo --model_name_or_path m --generation_batch_size 16 --steps_per_generation 4",
+        "say the same in two ways",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_tool_of_preferences_stops_at_is_refused(case, tmp_path):
+    asked, words = REFUSED[case]
+    read, source = memest.read_command, asked
+    if isinstance(asked, dict):
+        read, source = memest.read_config, tmp_path / "run.yaml"
+        source.write_text(yaml.safe_dump(asked))
+
+    with pytest.raises(ConfigError, match=words):
+        read(source)

@@ -22,7 +22,8 @@ FILES = {
          "fused_loss": "cce", "packing": "bfd", "cast_weights": None}, [], []),
     "axolotl_full.yaml": ({"dtype": "bfloat16", "use_reentrant": True}, [], []),
     "axolotl_gemma3_dora.yaml": ({"use_dora": True, "image_size": 896}, ["ranks by module"], []),
-    "axolotl_kto.yaml": ({"load_in_8bit": True}, ["KTO"], []),
+    "axolotl_kto.yaml": (
+        {"load_in_8bit": True, "method": "kto", "log_probs": "logits"}, [], []),
     "axolotl_lora_4bit.yaml": ({"load_in_4bit": None, "peft": "lora"}, [], []),
     "axolotl_moe_experts.yaml": ({"load_in_4bit": True}, [], ["experts are quantised"]),
     "axolotl_unfrozen.yaml": (
