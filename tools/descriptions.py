@@ -5,9 +5,11 @@
 
 ``tools/published.py`` predicts published runs with all that is known of them: their code, the
 releases of their time, every option. Here each is asked again as its page describes it: a name of
-the catalogue, the options and releases that the page states, whose loop it is, nothing else. Then
-each thing that the description lacks is added to it by itself, and what that changes is its cost.
-Answers are kept in ``data/accuracy/descriptions.jsonl``, tables stand in ``docs/accuracy.md``.
+the catalogue, the options, releases or month that the page states, whose loop it is, nothing else;
+where the page prints the command or names the tool's own configuration, that is what is asked.
+Then each thing that the description lacks is added to it by itself, and what that changes is its
+cost. Answers are kept in ``data/accuracy/descriptions.jsonl``, tables in ``docs/accuracy.md``.
+Where torchvision is not installed, its models keep the answer that they had.
 """
 
 from __future__ import annotations
@@ -16,16 +18,21 @@ import argparse
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from page_sections import write_sections
 
+from memest import read_command
 from memest.calibration.validation import CaseRecord, read_records
 from memest.calibration.validation.predict import Predictor
+from memest.config.software import Software
 from memest.files.code_digest import made_with
+from memest.readers.run_config import RunConfig
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "data" / "reference"
@@ -41,31 +48,43 @@ class Description:
     Attributes:
         options: that they state, by the names of records.
         releases: of packages that they state.
+        month: that they state, by a part of the rows' names: what was out then is priced.
         stated: options that rows state whose code has them, by a part of the rows' names.
-        models: names of the catalogue for models that records name by their code, by what the
-            record calls them.
+        models: names for models that records name by their code, by what the record calls them.
+        command: the launch command that the page prints, or means by its tool's name; what it says
+            is read, and nothing of the record is.
+        unsaid: rows that no words of memest describe, by their names, and why.
     """
 
-    options: tuple[str, ...]
+    options: tuple[str, ...] = ()
     releases: tuple[str, ...] = ()
+    month: Mapping[str, str] = field(default_factory=dict)
     stated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     models: Mapping[str, str] | None = None
+    command: Callable[[CaseRecord], RunConfig] | None = None
+    unsaid: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, record: CaseRecord) -> CaseRecord | None:
         """A record as described; None where no name of the catalogue stands for its model."""
         model = record.model
         options = {name: record.setup[name] for name in self.options if name in record.setup}
-        for part, more in self.stated.items():
-            options |= more if part in record.id else {}
-        software = {
+        software: dict[str, str] = {}
+        for part, month in self.month.items():
+            software |= Software.parse(month).to_dict() if part in record.id else {}
+        software |= {
             name: record.software[name] for name in self.releases if name in record.software
         }
-        if self.models is not None:
+        for part, more in self.stated.items():
+            options |= more if part in record.id else {}
+        if self.command is not None:
+            run = self.command(record)
+            model, options = str(run.model), {**run.options, **options}
+        elif self.models is not None:
             called = dict(record.model_args).get("name") or model.rpartition(":")[2]
             if called not in self.models:
                 return None
             model = self.models[called]
-        if options.get("optim") in USUAL_OPTIMIZERS:
+        if self.command is None and options.get("optim") in USUAL_OPTIMIZERS:
             del options["optim"]  # nobody names what is the default
         return replace(
             record, model=model, setup=options, software=software, context_bytes=None,
@@ -73,21 +92,76 @@ class Description:
         )  # fmt: skip
 
 
+def _of_fsdp_qlora(record: CaseRecord) -> RunConfig:
+    """The command that its page prints, with what its tables change."""
+    setup = record.setup
+    words = {
+        "model_name": record.model,
+        "batch_size": setup["batch"],
+        "context_length": setup["seq_len"],
+        "train_type": "qlora" if setup.get("load_in_4bit") else "lora",
+        "use_gradient_checkpointing": True,
+        "reentrant_checkpointing": True,
+        "use_cpu_offload": bool(setup.get("fsdp_offload")),
+        "log_to": "wandb",
+        "dataset": "dummy",
+        "dataset_samples": 1024,
+    }
+    if setup["fsdp"] == "no_shard":
+        words["sharding_strategy"] = "ddp"
+    said = " ".join(f"--{name} {value}" for name, value in words.items())
+    return read_command(f"python train.py {said}")
+
+
+_TITAN = """[model]
+name = "llama3"
+flavor = "8B"
+[training]
+batch_size = 1
+seq_len = 8192
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+[optimizer]
+name = "AdamW"
+"""
+"""What ``train_configs/llama3_8b.toml`` of its repository says that memory depends on."""
+
+
+def _of_torchtitan(record: CaseRecord) -> RunConfig:
+    """Its launch script with its configuration, and what the page says besides."""
+    words = f"--training.batch_size {record.setup['batch']}"
+    if record.setup["fsdp"] == "shard_grad_op":
+        words += " --training.fsdp_reshard_after_forward never"
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "llama3_8b.toml"
+        file.write_text(_TITAN, encoding="utf-8")
+        return read_command(
+            f"NGPU={record.setup['num_gpus']} CONFIG_FILE={file} ./run_train.sh {words}"
+        )
+
+
 LARGEST_SET = "xmem"
 """Its runs are alike and most of all, so the others are summed up without it too."""
 USUAL_OPTIMIZERS = ("adamw_hf", "adamw_torch")
-_LORA = (
-    "batch seq_len checkpointing peft lora_r load_in_4bit num_gpus fsdp fsdp_offload dtype loop "
-    "fsdp_version bnb_4bit_quant_storage"
-)
 DESCRIPTIONS = {
+    # the page prints nvidia-smi's "Tue Jan 11 08:58:05 2022"; the notebook names no time
     "bert_large": Description(
-        ("batch", "grad_accum", "checkpointing", "precision", "optim"), ("transformers",)
+        ("batch", "seq_len", "grad_accum", "checkpointing", "precision", "optim"),
+        month={"hf-doc-": "2022-01"},
     ),
-    "fsdp_qlora": Description(tuple(_LORA.split())),
+    # "These benchmarks were done in February and March 2024", on two cards
+    "fsdp_qlora": Description(
+        month={"": "2024-03"}, stated={"": {"num_gpus": 2}}, command=_of_fsdp_qlora
+    ),
+    # "PyTorch 2.1.0+cu121", "--precision bf16-true"; torch 2.4 nightly and lightning of 2024
     "litgpt": Description(
         ("batch", "seq_len", "num_gpus", "fsdp", "loop"),
-        stated={"": {"dtype": "bfloat16"}, "-lora-": {"peft": "lora", "lora_r": 8}},
+        ("torch", "cuda"),
+        stated={
+            "": {"dtype": "bfloat16"},
+            "-lora-": {"peft": "lora"},
+        },
         models={
             "phi-1_5": "microsoft/phi-1_5",
             "Llama-2-7b-hf": "meta-llama/Llama-2-7b-hf",
@@ -95,15 +169,21 @@ DESCRIPTIONS = {
         },
     ),
     "optimum": Description(("batch", "seq_len")),
+    "torchtitan": Description(
+        releases=("torch",),
+        command=_of_torchtitan,
+        unsaid={"titan-8b-ce-chunked": "a loss in pieces that torchtitan's settings do not name"},
+    ),
+    # "torch: 2.1.0.dev20230623+cu118"; the scripts import torchvision's model, with ten classes
     "vision": Description(
         ("batch", "optim", "loop"),
-        stated={"bf16": {"dtype": "bfloat16"}},
-        models={"vit_l_16": "google/vit-large-patch16-224"},
+        ("torch", "cuda"),
+        stated={"bf16": {"dtype": "bfloat16"}, "raschka": {"num_labels": 10}},
+        models={"vit_l_16": "torchvision/vit_l_16"},
     ),
     "xmem": Description(("batch", "seq_len", "optim", "loop"), ("torch", "transformers")),
 }
-"""Sets whose pages describe runs by a model's name and options; the others publish code alone, or
-what memest refuses to guess (torchtitan's selective checkpointing)."""
+"""Sets whose pages describe runs by a model's name and options; the others publish code alone."""
 
 
 def answer(record: CaseRecord, description: Description, known: int | None) -> dict[str, Any]:
@@ -118,6 +198,8 @@ def answer(record: CaseRecord, description: Description, known: int | None) -> d
         "id": record.id, "set": record.group, "metric": record.metric,
         "measured_bytes": record.measured_bytes, "known_bytes": known, "made_with": made_with(),
     }  # fmt: skip
+    if (why := description.unsaid.get(record.id)) is not None:
+        return line | {"failure": why}
     described = description.of(record)
     if described is None:
         return line | {"failure": "no name of the catalogue"}
@@ -217,6 +299,7 @@ def main() -> None:
     else:
         outcomes = (ROOT / "data" / "accuracy" / "outcomes.jsonl").read_text("utf-8").splitlines()
         known = {line["id"]: line for line in map(json.loads, outcomes)}
+        kept = {line["id"]: line for line in map(json.loads, KEPT.read_text("utf-8").splitlines())}
         lines = []
         for record in read_records(sorted(RECORDS.glob("*.jsonl")), only=options.only).complete:
             row = known.get(record.id)
@@ -225,6 +308,9 @@ def main() -> None:
             if record.metric == "device" and not row["scored"]:
                 continue
             line = answer(record, DESCRIPTIONS[record.group], row["predicted_bytes"])
+            library = str(line.get("model", "")).partition("/")[0]
+            if library == "torchvision" and find_spec(library) is None and record.id in kept:
+                line = kept[record.id]
             told = f"{error_of(line):+.2%}" if "described_bytes" in line else line["failure"]
             print(record.id, told, line.get("lacks", ""), flush=True)
             lines.append(line)

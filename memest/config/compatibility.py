@@ -192,11 +192,28 @@ def _check_wrapped(setup: TrainingRun) -> None:
     strategy = setup.distributed.strategy
     if strategy is Strategy.NONE:
         return
+    _check_fully_shard(setup)
     flags = {Strategy.DDP: "--num-gpus", Strategy.FSDP: "--fsdp", Strategy.ZERO: "--zero"}
     shards = ["shards"] if strategy is not Strategy.DDP else []
     refuse_pairs(setup, flags[strategy], "several", *shards)
     _check_block_states(setup)
     _check_sharded_base(setup)
+
+
+_FULLY_SHARD_SINCE = (2, 4)
+"""The first torch with ``fully_shard`` of whole parameters, as a prototype (its release notes)."""
+
+
+def _check_fully_shard(setup: TrainingRun) -> None:
+    """FSDP2 under a torch that had FSDP1 alone."""
+    distributed, torch = setup.distributed, setup.software.torch
+    is_fsdp2 = distributed.strategy is Strategy.FSDP and distributed.fsdp_version == 2
+    if is_fsdp2 and torch is not None and torch < _FULLY_SHARD_SINCE:
+        raise ConfigError(
+            f"--fsdp {distributed.fsdp} is FSDP2, and torch {torch[0]}.{torch[1]} had no "
+            f"fully_shard yet (from {_FULLY_SHARD_SINCE[0]}.{_FULLY_SHARD_SINCE[1]} on): what ran "
+            "then was FullyShardedDataParallel. Add --fsdp-version 1."
+        )
 
 
 _SCALES_ON_WEIGHT = (

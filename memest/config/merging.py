@@ -17,7 +17,7 @@ from memest.config.data_loading import DataLoading
 from memest.config.deepspeed import ON_SAVE, read_deepspeed
 from memest.config.generation import Generation
 from memest.config.inputs import arguments_of
-from memest.config.kinds import Dtype, LogProbs, Loop, Method, read_method
+from memest.config.kinds import Dtype, Fsdp, LogProbs, Loop, Method, read_method
 from memest.config.length_files import lengths_of_dataset, read_lengths
 from memest.config.lengths import Batching, Lengths
 from memest.config.life import merge_life
@@ -199,13 +199,44 @@ def _expand_qlora(values: dict[str, Any], base: Setup | None) -> None:
     if not is_asked:
         return
     precision = values.get("precision", None if base is None else base.precision)
+    half = "float16" if precision == "fp16" else "bfloat16"
     values.setdefault("load_in_4bit", True)
     values.setdefault("bnb_4bit_quant_type", "nf4")
     values.setdefault("bnb_4bit_use_double_quant", True)
-    values.setdefault("bnb_4bit_compute_dtype", "float16" if precision == "fp16" else "bfloat16")
+    values.setdefault("bnb_4bit_compute_dtype", half)
+    for name, value in _sharded_base(values, base, half).items():
+        values.setdefault(name, value)
     has_adapter = base is not None and base.adapter is not None
     if not has_adapter and not {"peft", "adapter", "lora_r", "lora_target_modules"} & set(values):
         values["peft"] = "lora"
+
+
+def _sharded_base(values: Mapping[str, Any], base: Setup | None, half: str) -> dict[str, Any]:
+    """What QLoRA has besides where FSDP shards its base, for there is no other such run.
+
+    FSDP1 flattens the weights of a unit, which have to be of one floating dtype then; so does
+    ``fully_shard`` in a script with the packed weights' state. Source: PEFT's page on FSDP
+    (``docs/source/accelerate/fsdp.md``), ``train.py`` of AnswerDotAI/fsdp_qlora (``low_memory``).
+
+    Args:
+        values: options, merged but for the base.
+        base: the setup that they change, where there is one.
+        half: dtype that the 4-bit layers compute in.
+    """
+    spread = ONE_GPU if base is None else base.distributed
+    fsdp = str(values.get("fsdp", spread.fsdp)).lower()
+    loop = str(values.get("loop", Loop.TRAINER if base is None else base.loop)).lower()
+    if fsdp in _FALSE or fsdp in ("", Fsdp.NONE):
+        return {}
+    if str(values.get("fsdp_version", spread.fsdp_version)) == "1":
+        return {
+            "bnb_4bit_quant_storage": half,
+            "dtype": half,
+            "prepare_kbit": False,
+            "fsdp_cpu_ram_efficient_loading": True,
+            "checkpointing": "full",
+        }
+    return {"bnb_4bit_quant_storage": half} if loop == Loop.PLAIN else {}
 
 
 def _merge_precision(values: dict[str, Any], base: Setup | None) -> None:

@@ -157,7 +157,9 @@ class _ShortForms:
         False,
         "QLoRA as people run it: a base of 4 bits in nf4 with quantised scales, which computes in "
         "bfloat16 (with --fp16: float16), LoRA, and the checkpointing that peft's preparation of "
-        "the base switches on. Every part can be named besides (--checkpointing none).",
+        "the base switches on. Beside --fsdp-version 1 also what no such run is without: 4-bit "
+        "weights stored in the dtype of the others, which are left in it, and shards cut in host "
+        "memory. Every part can be named besides (--checkpointing none).",
         panel=Panel.QUANTIZATION,
         short="LoRA on a base of 4 bits (nf4), checkpointed.",
         field="quantization",

@@ -385,7 +385,7 @@ class TrainingOptions:
     software: Software = option(
         Software(),
         "Versions that will train where they are not the installed ones: "
-        "torch=1.10,transformers=4.18.",
+        "torch=1.10,transformers=4.18; or a month, as in 2022-01, whose releases are meant.",
         "VERSIONS",
     )
     trace_whole: bool = option(

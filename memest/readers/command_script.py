@@ -112,6 +112,7 @@ def read_script_command(
         )
     arguments = read_negations(arguments)
     document, known_script = complete_arguments(PurePath(program).stem, arguments)
+    own_loop = document.pop("loop", None)
     source, folder, document_format = known_script or "command", None, file_format
     unclear: ConfigError | None = None
     recognised_format = file_format
@@ -152,6 +153,8 @@ def read_script_command(
         document_format = replace(document_format, read=partial(read_trl, method=method))
         method = ""
     _note_script(keys, stem, {**document, **arguments})
+    if own_loop is not None:
+        keys.set_at("loop", own_loop, KeyOrigin(f"command: {known_script}", Level.FILE))
     if method:
         keys.miss(f"{stem}.py", f"{METHODS[method]}; priced is supervised fine-tuning")
     if document_format is None:

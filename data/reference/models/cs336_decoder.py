@@ -40,7 +40,8 @@ class Rotary(nn.Module):
     def __init__(self, context: int, size: int) -> None:
         super().__init__()
         steps = torch.outer(
-            torch.arange(context).float(), torch.tensor(10000.0) ** -(torch.arange(0, size, 2) / size)
+            torch.arange(context).float(),
+            torch.tensor(10000.0) ** -(torch.arange(0, size, 2) / size),
         )
         table = torch.stack((torch.cos(steps), torch.sin(steps)))
         self.register_buffer("table", table, persistent=False)
@@ -89,7 +90,9 @@ class Mlp(nn.Module):
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
         self.one, self.two, self.three = (
-            Linear(width, inner), Linear(inner, width), Linear(width, inner)
+            Linear(width, inner),
+            Linear(inner, width),
+            Linear(width, inner),
         )
 
     def forward(self, x):

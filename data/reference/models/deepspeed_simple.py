@@ -51,8 +51,12 @@ class _Model(nn.Module):
 
 
 def build(
-    width: int = 1024, layers: int = 12, heads: int = 16, vocabulary: int = 50000,
-    length: int = 512, recomputes: bool = False,
+    width: int = 1024,
+    layers: int = 12,
+    heads: int = 16,
+    vocabulary: int = 50000,
+    length: int = 512,
+    recomputes: bool = False,
 ) -> nn.Module:
     """The model of the script, by its arguments."""
     return _Model(width, layers, heads, vocabulary, length, recomputes=recomputes)
@@ -60,6 +64,4 @@ def build(
 
 def loss(logits: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Cross entropy of all positions, as the script has it."""
-    return nn.functional.cross_entropy(
-        logits.view(-1, logits.shape[-1]), batch["labels"].view(-1)
-    )
+    return nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), batch["labels"].view(-1))

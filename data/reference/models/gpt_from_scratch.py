@@ -114,14 +114,16 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    def __init__(self, vocab, width, heads, layers, context, dropout, attention, mask, native, boxed):
+    def __init__(
+        self, vocab, width, heads, layers, context, dropout, attention, mask, native, boxed
+    ):
         super().__init__()
         self.boxed = boxed
         self.tokens, self.places = nn.Embedding(vocab, width), nn.Embedding(context, width)
         self.drop = nn.Dropout(dropout)
-        self.blocks = nn.Sequential(*(
-            Block(width, heads, context, dropout, attention, mask, native) for _ in range(layers)
-        ))
+        self.blocks = nn.Sequential(
+            *(Block(width, heads, context, dropout, attention, mask, native) for _ in range(layers))
+        )
         self.norm = nn.LayerNorm(width) if native else ComposedNorm(width)
         self.head = nn.Linear(width, vocab, bias=False)
 
@@ -137,9 +139,17 @@ class Gpt(nn.Module):
 
 
 def build(
-    attention: str = "scores", mask: str = "call", native: bool = False, vocab: int = 50257,
-    width: int = 768, heads: int = 12, layers: int = 12, context: int = 1024,
-    dropout: float = 0.1, dtype: str = "float32", boxed: bool = False,
+    attention: str = "scores",
+    mask: str = "call",
+    native: bool = False,
+    vocab: int = 50257,
+    width: int = 768,
+    heads: int = 12,
+    layers: int = 12,
+    context: int = 1024,
+    dropout: float = 0.1,
+    dtype: str = "float32",
+    boxed: bool = False,
 ) -> nn.Module:
     """The model of one measured variant; boxed, it returns its logits in a list (:func:`loss`)."""
     model = Gpt(vocab, width, heads, layers, context, dropout, attention, mask, native, boxed)
@@ -150,8 +160,6 @@ def step(model, batch):
     """The loss of a batch; logits are gone when it returns, as in the script."""
     logits = model(batch["ids"])
     return functional.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten())
-
-
 
 
 def loss(boxed, batch):

@@ -18,7 +18,20 @@ from torch.nn import functional
 SIZES = {
     # width, layers, heads, groups, inner, padded vocabulary, share of rotary, norm, parallel, shared
     "phi-1_5": (2048, 24, 32, 32, 8192, 51200, 0.5, "layer", True, True, True, True),
-    "stablelm-base-alpha-3b": (4096, 16, 32, 32, 16384, 50688, 0.25, "layer", True, False, True, False),
+    "stablelm-base-alpha-3b": (
+        4096,
+        16,
+        32,
+        32,
+        16384,
+        50688,
+        0.25,
+        "layer",
+        True,
+        False,
+        True,
+        False,
+    ),
     "Llama-2-7b-hf": (4096, 32, 32, 32, 11008, 32000, 1.0, "rms", False, False, False, False),
     "Llama-2-13b-hf": (5120, 40, 40, 40, 13824, 32000, 1.0, "rms", False, False, False, False),
     "tiny-llama-1.1b": (2048, 22, 32, 4, 5632, 32000, 1.0, "rms32", False, False, False, False),
@@ -100,7 +113,8 @@ class Attention(nn.Module):
         shape = width + 2 * (width // heads) * groups
         self.attn = (
             LoraQkv(width, heads, groups, bias, rank, dropout)
-            if rank else nn.Linear(width, shape, bias=bias)
+            if rank
+            else nn.Linear(width, shape, bias=bias)
         )
         self.proj = nn.Linear(width, width, bias=bias)
 
@@ -209,7 +223,11 @@ class Decoder(nn.Module):
 
 
 def build(
-    name: str, length: int, rank: int = 0, dropout: float = 0.05, chunk: int = 0,
+    name: str,
+    length: int,
+    rank: int = 0,
+    dropout: float = 0.05,
+    chunk: int = 0,
     boxed: bool = False,
 ):
     """One decoder in bfloat16; with a rank, its LoRA alone is trained."""

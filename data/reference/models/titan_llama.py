@@ -39,9 +39,7 @@ def _every_second_product():
         mode = ctx.is_recompute
         if func == torch.ops.aten.mm.default:
             counts[mode] += 1
-        saved = func in _SAVED and not (
-            func == torch.ops.aten.mm.default and counts[mode] % 2 == 0
-        )
+        saved = func in _SAVED and not (func == torch.ops.aten.mm.default and counts[mode] % 2 == 0)
         return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
@@ -165,7 +163,10 @@ class Llama(nn.Module):
 
 
 def build(
-    size: str = "8B", length: int = 8192, norm: str = "composed", saving: str = "op",
+    size: str = "8B",
+    length: int = 8192,
+    norm: str = "composed",
+    saving: str = "op",
     vocab: int = 128256,
 ) -> nn.Module:
     """One Llama in float32; FSDP makes its weights bfloat16."""

@@ -20,7 +20,10 @@ class TorchvisionLayer(nn.Module):
         self.dropout = nn.Dropout(0.0)
         self.ln_2 = nn.LayerNorm(width, eps=1e-6)
         self.mlp = nn.Sequential(
-            nn.Linear(width, inner), nn.GELU(), nn.Dropout(0.0), nn.Linear(inner, width),
+            nn.Linear(width, inner),
+            nn.GELU(),
+            nn.Dropout(0.0),
+            nn.Linear(inner, width),
             nn.Dropout(0.0),
         )
 

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from memest.catalog.libraries import library_need
 from memest.catalog.resolve import ModelSource
-from memest.config.setup import Setup, Task
+from memest.config.setup import Precision, Setup, Task
 from memest.errors import ConfigError, MemestError, ModelLoadError, UnknownModelError, closest
 from memest.trace.model.build import BuiltModel, move_to_meta, of_module
 
@@ -92,11 +92,17 @@ def build_library_model(
     move_to_meta(model)
     pixels = f",{IMAGE_SIDE},{IMAGE_SIDE}"
     per_pixel = pixels if kind.task is Task.IMAGE_SEGMENTATION else ""
-    inputs = (f"x:float32[B,{kind.channels}{pixels}]", f"y:int64[B{per_pixel}]")
+    inputs = (f"x:{_dtype_of_images(setup)}[B,{kind.channels}{pixels}]", f"y:int64[B{per_pixel}]")
     # its head is the one that these options name already
     headless_setup = replace(setup, task=Task.AUTO, num_labels=None)
     built = of_module(model, headless_setup, inputs=inputs, loss="cross_entropy")
     return LibraryModel(built=replace(built, task=kind.task, config=None), image_size=size)
+
+
+def _dtype_of_images(setup: Setup) -> str:
+    """What images come as: a convolution takes those of its weights' dtype alone, or autocast."""
+    is_pure = setup.loaded_dtype.is_half and setup.precision is Precision.FP32
+    return setup.loaded_dtype.value if is_pure else "float32"
 
 
 Create = Callable[..., torch.nn.Module]

@@ -163,6 +163,11 @@ def test_counts_out_of_numpy():
         ({"software": "torch=new"}, "is no version"),
         ({"software": "torch=1.31"}, "has no release 1.31"),
         ({"software": "torch=29"}, "the newest that memest knows is"),
+        ({"software": "2022-13"}, "write the year and the month as in 2022-01"),
+        ({"software": "2052-01"}, "memest knows which releases there were from 2019 to 2026-11"),
+        ({"software": "2022"}, "or the month that the software is of, as in 2022-01"),
+        ({"software": "2022-01,2023-01"}, "names 2 months: 2022-01 and 2023-01"),
+        ({"software": "torch=2.3", "num_gpus": 2, "fsdp": "full_shard"}, "Add --fsdp-version 1"),
     ],
 )
 def test_wrong_options(options, words):
@@ -316,6 +321,38 @@ LORA_16 = {"lora_r": 16}
 def test_a_base_that_peft_prepares_is_recomputed_unless_told_otherwise(options, checkpointing):
     """One rule, however the base and its adapters were asked for (``utils/other.py`` of peft)."""
     assert setup_from_options(**options).checkpointing == checkpointing
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_qlora_beside_fsdp1_is_the_one_run_that_flattens(precision):
+    half = {"bf16": "bfloat16", "fp16": "float16"}[precision]
+    spread = {"num_gpus": 2, "fsdp": "full_shard", "fsdp_version": 1, precision: True}
+    setup = setup_from_options(qlora=True, **spread)
+
+    assert (setup.quantization.quant_storage, setup.dtype, setup.prepares_base) == (
+        half,
+        half,
+        False,
+    )
+    assert setup.distributed.fsdp_cpu_ram_efficient_loading
+    assert setup.checkpointing == "full"
+    named = setup_from_options(qlora=True, checkpointing="none", **spread)
+    assert named.checkpointing == "none"
+    with pytest.raises(ConfigError, match="cannot flatten 4-bit weights that are stored as uint8"):
+        setup_from_options(qlora=True, bnb_4bit_quant_storage="uint8", **spread)
+    # asked part by part it is as asked, and refused as before
+    with pytest.raises(ConfigError, match="cannot flatten 4-bit weights that are stored as uint8"):
+        setup_from_options(load_in_4bit=True, lora_r=8, **spread)
+    beside = setup_from_options(setup_from_options(**spread), qlora=True)
+    assert beside.quantization.quant_storage == half
+
+
+def test_qlora_beside_fsdp2_keeps_the_default_where_it_runs():
+    spread = {"num_gpus": 2, "fsdp": "full_shard"}
+    assert setup_from_options(qlora=True, **spread).quantization.quant_storage == "uint8"
+    script = setup_from_options(qlora=True, loop="plain", **spread)
+    assert script.quantization.quant_storage == "bfloat16"
+    assert script.prepares_base
 
 
 @pytest.mark.parametrize(

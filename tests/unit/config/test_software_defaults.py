@@ -34,6 +34,32 @@ def test_what_is_left_open_follows_the_release(software, optimizer, dtype, reent
     assert (shown["optim"], shown["dtype"]) == (optimizer, dtype)
 
 
+@pytest.mark.parametrize(
+    ("text", "versions"),
+    [
+        # transformers 4.16 is of 27 January 2022; bitsandbytes and peft were not there yet
+        ("2022-01", {"torch": "1.10", "transformers": "4.15"}),
+        ("2022-01-11", {"torch": "1.10", "transformers": "4.15"}),
+        (
+            "2024-03",
+            {"torch": "2.2", "transformers": "4.38", "bitsandbytes": "0.42", "peft": "0.9"},
+        ),
+        ("cuda=11.3,2022-01,torch=1.9", {"torch": "1.9", "transformers": "4.15", "cuda": "11.3"}),
+    ],
+)
+def test_a_month_means_what_was_out_when_it_began(text, versions):
+    assert Software.parse(text).to_dict() == versions
+
+
+def test_later_months_have_no_earlier_releases():
+    months = [f"{year}-{month:02d}" for year in range(2019, 2027) for month in range(1, 12)]
+    softwares = [Software.parse(month) for month in months]
+    for name in ("torch", "transformers", "bitsandbytes", "peft"):
+        releases = [getattr(each, name) or (0, 0) for each in softwares]
+        assert releases == sorted(releases)
+        assert len(set(releases)) > 15
+
+
 def test_what_is_named_stays_in_every_release():
     old = Software.parse("torch=1.10,transformers=4.18")
     setup = Setup(software=old, optim="adamw_torch_fused", dtype="bfloat16", use_reentrant=False)

@@ -483,6 +483,20 @@ COMMANDS = {
         "--lora_r 64 --bf16"),
         {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "lora_r": 64}, False,
     ),
+    "fsdp_qlora's own script": (
+        (f"python train.py --model_name {LLAMA} --batch_size 4 --context_length 2048 "
+        "--world_size 2 --train_type qlora --reentrant_checkpointing True --use_cpu_offload False"),
+        {"load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16", "prepare_kbit": False,
+         "bnb_4bit_use_double_quant": True, "lora_r": 64, "batch": 4, "seq_len": 2048,
+         "fsdp": "full_shard", "fsdp_version": 1, "num_gpus": 2, "loop": "plain",
+         "use_reentrant": True, "max_grad_norm": 0.0, "del_outputs": True}, False,
+    ),
+    "fsdp_qlora without a quantised base": (
+        (f"python train.py --model_name {LLAMA} --context_length 512 --train_type full "
+        "--precision bf16_buffers_autocast --sharding_strategy ddp --apply_gradient_clipping True"),
+        {"peft": None, "load_in_4bit": None, "dtype": "bfloat16", "precision": "bf16",
+         "fsdp": "no_shard", "fsdp_offload": True, "max_grad_norm": 0.3}, False,
+    ),
     "LLaVA's switch": (
         ("deepspeed --num_gpus 2 train_mem.py --lora_enable True --lora_r 128 "
         "--model_name_or_path gpt2 --bf16 True --per_device_train_batch_size 16"),

@@ -98,6 +98,14 @@ class TestBatch:
         assert grey.setup.image_size == 48
         assert inputs(grey) == 4 * (48 * 48 * 4 + 8)
 
+    def test_images_come_in_the_weights_half_precision_where_nothing_casts(self):
+        """A convolution refuses float32 images beside bfloat16 weights; autocast casts them."""
+        pure = memest.estimate("timm/small_net", dtype="bfloat16", **OPTIONS)
+        mixed = memest.estimate("timm/small_net", bf16=True, **OPTIONS)
+
+        images = 4 * 3 * 32 * 32
+        assert inputs(mixed) - inputs(pure) == images * (4 - 2)
+
     @pytest.mark.parametrize(("letter", "size"), [("H", 48), ("W", 32)])
     def test_a_letter_is_refused_where_the_library_says_the_batch(self, letter, size):
         with pytest.raises(ConfigError, match=rf"--dim {letter}=48: .* --image-size {size} "):
