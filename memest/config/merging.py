@@ -226,7 +226,7 @@ def _sharded_base(values: Mapping[str, Any], base: Setup | None, half: str) -> d
     spread = ONE_GPU if base is None else base.distributed
     fsdp = str(values.get("fsdp", spread.fsdp)).lower()
     loop = str(values.get("loop", Loop.TRAINER if base is None else base.loop)).lower()
-    if fsdp in _FALSE or fsdp in ("", Fsdp.NONE):
+    if fsdp in OFF_WORDS or fsdp in ("", Fsdp.NONE):
         return {}
     if str(values.get("fsdp_version", spread.fsdp_version)) == "1":
         return {
