@@ -321,6 +321,7 @@ def run_fits(
         each_gpu,
         gpu_sentence,
         range_text,
+        trainer_words,
         verdict_sentence,
     )
 
@@ -362,6 +363,8 @@ def run_fits(
         worst_first = sorted(limits, key=lambda limit: -limit.verdict.rank)
         write_out("".join(f"{limit.sentence}\n" for limit in worst_first))
         _say_what_was_taken(model, options, output)
+        if not options.get("log_probs") and (words := trainer_words(answer.setup)):
+            output.note(words)
         for remark in () if run is None else run.not_modelled:
             if NOT_HERE in remark.why:  # all of the run's own code is what was not seen
                 output.note(str(remark))

@@ -561,9 +561,10 @@ def _merge_rollouts(values: dict[str, Any], base: Setup | None) -> None:
     method = read_method(values.get("method", Method.SUPERVISED if base is None else base.method))
     base_value = None if base is None else base.rollouts
     if method.generates:
-        values["rollouts"] = (
-            dataclasses.replace(base_value, **parts) if base_value else Rollouts(**parts)
-        )
+        rollouts = dataclasses.replace(base_value, **parts) if base_value else Rollouts(**parts)
+        if parts.get("engine_share") is not None:  # named, be it what it is when left out
+            rollouts.check_shares("--engine-share")
+        values["rollouts"] = rollouts
     elif parts:
         raise ConfigError(
             f"{_FLAGS[next(iter(parts))]} says nothing where a run learns from no completions of "

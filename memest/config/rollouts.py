@@ -101,14 +101,20 @@ class Rollouts:
                 raise ConfigError(
                     f"{flag} {value:g} is out of range: it must be {low:g} to {high:g}."
                 )
-        if self.engine is not Engine.VLLM and (self.engine_sleeps or self.engine_share != 0.3):
-            flag = "--engine-sleeps" if self.engine_sleeps else "--engine-share"
-            raise ConfigError(
-                f"{flag} says nothing where no engine shares the GPU: add --engine vllm or drop it."
-            )
+        if self.engine_sleeps:
+            self.check_shares("--engine-sleeps")
+        if self.engine_share != 0.3:
+            self.check_shares("--engine-share")
         if not self.engine_share:
             raise ConfigError(
                 "--engine-share 0 leaves vLLM no memory: give it a part, 0.3 as TRL does."
+            )
+
+    def check_shares(self, flag: str) -> None:
+        """Raises ConfigError where no engine shares the GPU, of which an option says something."""
+        if self.engine is not Engine.VLLM:
+            raise ConfigError(
+                f"{flag} says nothing where no engine shares the GPU: add --engine vllm or drop it."
             )
 
     @property

@@ -91,6 +91,11 @@ def _release(item: str, cls: type[Software]) -> tuple[str, tuple[int, int]]:
     name, _, version = item.partition("=")
     name = name.strip().lower()
     match = re.match(r"^=?(\d+)(?:\.(\d+))?", version.strip())
+    if name == "trl":
+        raise ConfigError(
+            f"--software {item!r}: which TRL is said by --log-probs: fused for 1.15 and later, "
+            "logits for 1.6 to 1.13; what earlier releases did is not priced"
+        )
     if name not in (*names, last):
         raise ConfigError(
             f"--software {item!r}: {name!r} is not a package whose version changes the "

@@ -201,6 +201,10 @@ def _priced(run: Run, config: Any) -> _Priced:
     unknown = Unpriced(_NOT_FROM_CHECKPOINT)
     rules["loading"] = loading(setup, facts) if of_transformers else unknown
     rules["training"] = training(facts)
+    if setup.eval_samples is not None:
+        rules["evaluating"] = Unpriced(
+            f"predictions of all {setup.eval_samples:,} samples end on the host, as NumPy arrays"
+        )
     if LifePart.SAVE in life.parts:
         rules["saving"] = saving(setup, facts) if of_transformers else unknown
     if LifePart.RESUME in life.parts:

@@ -44,7 +44,7 @@ class LifePhase(Document):
     """One phase of a run. Sizes are bytes, None where the phase is not priced.
 
     Attributes:
-        phase: loading, training, saving or resuming.
+        phase: loading, training, evaluating, saving or resuming.
         process_bytes: host memory of the process that has the most.
         node_bytes: of all processes of a node together.
         mapped_bytes: of files that are mapped besides: page cache, which the kernel takes back.

@@ -44,6 +44,7 @@ __all__ = [
     "render_origins",
     "setup_items",
     "short_name",
+    "trainer_words",
     "verdict_sentence",
     "verdict_sentences",
     "why_sentence",
@@ -271,12 +272,26 @@ _TRAINERS = {
     LogProbs.SWIFT: "ms-swift, with all logits",
 }
 """Whose code has log-probabilities from there."""
+_FUSED_SINCE = dict.fromkeys((Method.DPO, Method.IPO, Method.KTO), "1.15")
+"""Releases of TRL before made all logits; a run on them has to say it."""
+
+
+def trainer_words(setup: Setup) -> str:
+    """Whose step a preference method's was taken to be, where releases differ much; else empty."""
+    if setup.log_probs is not LogProbs.FUSED or setup.method not in _FUSED_SINCE:
+        return ""
+    return (
+        f"as TRL {_FUSED_SINCE[setup.method]} and later train, without all logits; with an earlier "
+        "release add --log-probs logits"
+    )
 
 
 def _method(setup: Setup) -> str:
     """What is trained for, and what stands beside the model."""
     name = setup.method.upper().replace("-", " ")
     trainer = _TRAINERS[setup.log_probs]
+    if setup.log_probs is LogProbs.FUSED and setup.method in _FUSED_SINCE:
+        trainer = f"TRL {_FUSED_SINCE[setup.method]} and later"
     # one number a sequence has no logits of words
     is_reward = setup.method is Method.REWARD and not setup.values_tokens
     words = f"{name} by {trainer.split(',')[0] if is_reward else trainer}"

@@ -131,7 +131,9 @@ def _prediction_step(
     names = find_labels(kind)
     has_labels = bool(names) and all(inputs.get(name) is not None for name in names)
     config = getattr(run.model, "config", None)
-    ignored_keys = list(getattr(config, "keys_to_ignore_at_inference", ["past_key_values"]))
+    # where a configuration names none, the cache alone, which transformers 5.24 calls anew
+    cache = ["past_key_values", "cache"]
+    ignored_keys = list(getattr(config, "keys_to_ignore_at_inference", cache))
     labels = None
     if has_labels:
         labels = nested_detach(tuple(inputs.get(name) for name in names))

@@ -16,7 +16,7 @@ from memest.catalog.resolve import ModelSource
 from memest.config.options import setup_from_options
 from memest.config.setup import Setup
 from memest.events import ALLOC, FREE, MARK, Category
-from memest.trace import session
+from memest.trace import meta_model, session
 from memest.trace.meta_model import build
 from memest.trace.training import TracePlan
 from support.cases import GPU
@@ -122,7 +122,7 @@ def test_a_reward_model_of_llama_factory_makes_all_logits_and_a_loss_that_nobody
 def test_a_reward_model_of_llama_factory_trains_a_value_in_float32():
     setup = Setup(method="reward", log_probs="float32", batch=1, seq_len=LENGTH, dtype="bfloat16")
     source = ModelSource(kind="file", id="small", config=LLAMA, provenance="test")
-    model = session.build(setup, source, None, None, None).model
+    model = meta_model.build(setup, source, None, None, None).model
 
     head = dict(model.named_parameters())["v_head.summary.weight"]
     assert head.shape == (1, LLAMA["hidden_size"])
@@ -144,7 +144,7 @@ def test_a_reference_has_the_dtype_that_it_is_loaded_in(dtype, nbytes):
     )
     source = ModelSource(kind="file", id="small", config=LLAMA, provenance="test")
     trace = session.trace_built(
-        session.build(setup, source, None, None, None), setup, GPU, TracePlan(steps=1)
+        meta_model.build(setup, source, None, None, None), setup, GPU, TracePlan(steps=1)
     )
 
     kept = [

@@ -424,7 +424,7 @@ _FAMILIES: dict[str, Callable[[BuiltModel, Setup], Media]] = {
     "smolvlm": _split_tiles,
     **dict.fromkeys(
         """qwen2_vl qwen2_5_vl qwen2_5_omni qwen2_5_omni_thinker qwen3_vl qwen3_vl_moe qwen3_5
-        qwen3_5_moe glm4v glm4v_moe""".split(),
+        qwen3_5_moe qwen3_omni_moe qwen3_omni_moe_thinker glm4v glm4v_moe""".split(),
         _row_of_patches,
     ),
 }

@@ -249,7 +249,9 @@ def _refusal(adapter: Adapter, model: torch.nn.Module, error: Exception) -> Conf
     flag, ways = "--lora-target-modules", []
     if own := _language_names(model, names):
         ways.append(f"{flag} {','.join(own)} (of its language model alone)")
-    if hasattr(model, "get_output_embeddings") and adapter.method != "ia3":
+    asked = str(adapter.settings.get("target_modules")).lower()
+    has_head = hasattr(model, "get_output_embeddings")
+    if has_head and adapter.method != "ia3" and asked != "all-linear":
         ways.append(f"{flag} all-linear (all but its head)")
     what = f"Add {' or '.join(ways)};" if ways else f"Name modules with {flag};"
     return ConfigError(

@@ -52,7 +52,7 @@ def test_a_first_visit_sees_a_question_its_verdict_and_the_three_peaks(open_page
     [
         (
             {"fsdp": "full_shard", "num_gpus": 2},
-            "known, 6.0% of 7 asked by a description",
+            "known, 1.9% of 23 asked by a description",
         ),
         ({"method": "dpo"}, "No published run of this kind (a preference method)"),
         ({"torch_compile": True}, "No published run of this kind (compiled)"),

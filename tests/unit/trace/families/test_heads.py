@@ -59,6 +59,9 @@ GOLDEN = {
     "Qwen/Qwen2.5-Omni-7B": (
         "image-text-to-text", "Qwen2_5OmniThinkerForConditionalGeneration",
     ),
+    "Qwen/Qwen3-Omni-30B-A3B-Instruct": (
+        "image-text-to-text", "Qwen3OmniMoeThinkerForConditionalGeneration",
+    ),
 }  # fmt: skip
 
 
