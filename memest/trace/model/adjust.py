@@ -142,8 +142,8 @@ def _image_size(config: Any, setup: Setup, notes: list[str]) -> None:
 _ANY_SIZE = frozenset(
     """llava_next llama4 mllama mistral3 gemma4 qwen2_vl qwen2_5_vl qwen2_5_omni qwen3_vl
     qwen3_vl_moe qwen3_5 qwen3_5_moe qwen3_omni_moe glm4v glm4v_moe convnext convnextv2 resnet
-    mobilenet_v1 mobilenet_v2 segformer dinov2 dinov2_with_registers dinov3_vit mobilevit mobilevitv2
-    layoutlmv3""".split()
+    mobilenet_v1 mobilenet_v2 segformer dinov2 dinov2_with_registers dinov3_vit mobilevit
+    mobilevitv2 layoutlmv3""".split()
 )
 
 
