@@ -153,8 +153,10 @@ def marked_weights(
     taken = {extent for weight in weights for extent in weight.shape}
     primes = (prime for prime in _primes() if prime not in taken)
     alike: dict[tuple[int, ...], tuple[int, ...]] = {}
-    out = []
-    for weight in weights:
+    shapes: dict[int, tuple[int, ...]] = {}
+    # the smallest primes for those of most dimensions: thousands to the fifth power are no size
+    for number in sorted(range(len(weights)), key=lambda n: -len(weights[n].shape)):
+        weight = weights[number]
         if weight.stride != _dense(weight.shape):
             raise NoRuleError
         if not size_limits:
@@ -163,8 +165,11 @@ def marked_weights(
             shape = alike[weight.shape]
         else:
             shape = alike[weight.shape] = _mark_between(weight.shape, size_limits, taken)
-        out.append(replace(weight, shape=shape, stride=_dense(shape)))
-    return tuple(out)
+        shapes[number] = shape
+    return tuple(
+        replace(weight, shape=shapes[number], stride=_dense(shapes[number]))
+        for number, weight in enumerate(weights)
+    )
 
 
 def _mark_between(
