@@ -74,10 +74,11 @@ def _predicted_peaks(target: TargetGpu, run: Run, stream: Stream, result: Replay
 def _uncorrected_ranges(run: Run, result: Replay, slack: int) -> PeakRanges:
     """The ranges of the allocator's peaks as runs of the kind showed them."""
     kind = kind_of(run.setup, result.peak_reserved_bytes, slack)
-    return PeakRanges(
-        allocated=band_for(kind, "allocated").around(result.peak_allocated_bytes, kind),
-        reserved=band_for(kind, "reserved").around(result.peak_reserved_bytes, kind, slack),
-    )
+    allocated = band_for(kind, "allocated").around(result.peak_allocated_bytes, kind)
+    reserved = band_for(kind, "reserved").around(result.peak_reserved_bytes, kind, slack)
+    # what is allocated lies in what is reserved
+    low = max(reserved.low_bytes, allocated.low_bytes)
+    return PeakRanges(allocated=allocated, reserved=replace(reserved, low_bytes=low))
 
 
 def _with_nccl(

@@ -166,6 +166,8 @@ def test_counts_out_of_numpy():
         ({"software": "2022-13"}, "write the year and the month as in 2022-01"),
         ({"software": "2052-01"}, "memest knows which releases there were from 2019 to 2026-11"),
         ({"software": "2022"}, "or the month that the software is of, as in 2022-01"),
+        ({"software": "trl=0.16"}, "which TRL is said by --log-probs"),
+        ({"method": "grpo", "engine_share": 0.3}, "add --engine vllm or drop it"),
         ({"software": "2022-01,2023-01"}, "names 2 months: 2022-01 and 2023-01"),
         ({"software": "torch=2.3", "num_gpus": 2, "fsdp": "full_shard"}, "Add --fsdp-version 1"),
     ],

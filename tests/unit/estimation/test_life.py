@@ -98,6 +98,13 @@ def test_processes_of_a_node_are_eight_at_most_unless_told():
 # -- figures -----------------------------------------------------------------------------------
 
 
+def test_predictions_that_end_on_the_host_leave_its_verdict_open():
+    result = asked(eval_batch=1, eval_samples=4, host_memory="64GiB")
+
+    assert result.life.verdict is HostVerdict.CANNOT_SAY
+    assert "4 samples" in phase(result, "evaluating").not_priced
+
+
 def test_phases_of_one_gpu_are_made_of_weights_and_states(one_gpu):
     weights = one_gpu.model.parameter_bytes
 

@@ -7,8 +7,10 @@ import json
 import pytest
 
 import memest
+from memest.config.options import setup_from_options
 from memest.config.setup import Setup
 from memest.events import Category
+from memest.report.words import trainer_words
 from support.small_llama import LLAMA
 
 QUESTION = {"batch": 4, "seq_len": 64, "bf16": True}
@@ -80,6 +82,13 @@ def test_the_range_claims_nothing_that_was_not_measured(model):
     result = memest.estimate(model, method="dpo", **QUESTION)
 
     assert result.ranges.reserved.level is None
+    assert result.ranges.reserved.low_bytes >= result.ranges.allocated.low_bytes
+
+
+def test_releases_that_make_all_logits_are_named_where_the_method_depends_on_them():
+    assert "--log-probs logits" in trainer_words(setup_from_options(method="dpo"))
+    for options in ({"method": "dpo", "log_probs": "logits"}, {"method": "orpo"}, {}):
+        assert not trainer_words(setup_from_options(**options))
 
 
 FSDP = {"num_gpus": 8, "fsdp": "full_shard"}

@@ -46,6 +46,15 @@ WEIGHTS = (
 )
 
 
+def test_marks_of_many_weights_are_sizes_that_there_can_be() -> None:
+    many = (*(weight(f"norm {n}", 8) for n in range(3000)), weight("patches", 8, 3, 2, 4, 4))
+    marks = marked_weights(many)
+
+    assert [len(mark.shape) for mark in marks] == [len(each.shape) for each in many]
+    assert len({extent for mark in marks for extent in mark.shape}) == 3005
+    assert prod(marks[-1].shape) < 1 << 40
+
+
 @pytest.mark.parametrize("optim", sorted(name for name in BY_SHAPE if not limits_of(name)))
 @settings(max_examples=2, deadline=None)
 @given(extents=st.lists(st.integers(1, 200), min_size=9, max_size=9))
