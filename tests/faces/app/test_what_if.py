@@ -305,7 +305,7 @@ def test_what_is_trained_for_stands_below_the_question(open_page: Open) -> None:
     ("method", "name"), [("grpo", "GRPO"), ("rloo", "RLOO"), ("online-dpo", "Online DPO")]
 )
 def test_runs_that_write_completions_are_answered(open_page: Open, method: str, name: str) -> None:
-    app = open_page(model="EleutherAI/pythia-14m", gpu="t4", batch="2", seq_len="64")
+    app = open_page(model="EleutherAI/pythia-14m", gpu="t4", batch="8", seq_len="64")
     chosen = app.selectbox(key="trained_for")
     assert name in chosen.options
     chosen.set_value(method).run()
