@@ -224,7 +224,7 @@ def test_shards_of_4_bits_are_cut_in_host_memory() -> None:
     """Else each GPU has the whole base while it is loaded, and more GPUs do not help."""
     options: dict[str, Any] = {
         "qlora": True, "bf16": True, "checkpointing": "full", "batch": 1, "seq_len": 128,
-        "fsdp": "full_shard", "num_gpus": 2, "gpu_memory": "10GiB",
+        "fsdp": "full_shard", "num_gpus": 2, "gpu_memory": "11GiB",
     }  # fmt: skip
     found = memest.suggest("Qwen/Qwen2.5-7B?num_hidden_layers=8", **options)
     (change,) = found.changes
