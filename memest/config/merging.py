@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from memest.config.adapter import VIRTUAL_TOKENS, method_of, read_adapter
 from memest.config.data_loading import DataLoading
 from memest.config.deepspeed import ON_SAVE, read_deepspeed
+from memest.config.finetuning import expand_qlora, merge_adapter, merge_quantization
 from memest.config.generation import Generation
-from memest.config.inputs import arguments_of
-from memest.config.kinds import Dtype, Fsdp, LogProbs, Loop, Method, read_method
+from memest.config.kinds import Dtype, LogProbs, Loop, Method, read_method
 from memest.config.length_files import lengths_of_dataset, read_lengths
 from memest.config.lengths import Batching, Lengths
 from memest.config.life import merge_life
 from memest.config.option import OFF_WORDS, ON_WORDS
-from memest.config.option_table import OPTIONS
+from memest.config.option_table import FLAGS, take_parts
 from memest.config.parallelism import ONE_GPU
-from memest.config.quantization import Format, Quantization, prepares_base, read_quantization
+from memest.config.quantization import prepares_base
 from memest.config.rollouts import Rollouts
 from memest.config.setup import Precision, Setup
 from memest.errors import ConfigError, hint, not_legal
@@ -34,15 +32,10 @@ __all__ = ["implied_options", "merge_all", "read_bool"]
 _EVAL_BATCH = 8
 """``per_device_eval_batch_size`` of ``TrainingArguments``."""
 _STRATEGIES = ("bfd", "bfd_split", "bfd-requeue", "wrapped", "none")
-_LORA_ONLY = ("lora_alpha", "lora_dropout", "use_dora", "use_rslora")
-_WITHOUT_RANK = ("ia3", "ln_tuning", "prompt_tuning", "p_tuning", "prefix_tuning")
-_4BIT_ONLY = ("quant_type", "compute_dtype", "double_quant", "quant_storage")
-_PATTERN = re.compile(r"[*+?\[\](){}|^$\\]")
 _BF16_NAMES = ("precision", "bf16")
 _OF_SFT = "trl-fused"
 """The loss that SFTTrainer alone has."""
 _OF_BASES = ("qlora", "load_in_4bit", "load_in_8bit")
-_FLAGS = {option.key or option.name: option.flags[0] for option in OPTIONS}
 
 
 def merge_all(values: dict[str, Any], base: Setup | None) -> None:
@@ -58,25 +51,25 @@ def merge_all(values: dict[str, Any], base: Setup | None) -> None:
         )
     implied = implied_options(values) if base is None else _of_other_trainer(values, base)
     _merge_precision(values, base)
-    _expand_qlora(values, base)
+    expand_qlora(values, base)
     _merge_deepspeed(values, base)
     for name, value in implied.items():  # a file's word goes before
         values.setdefault(name, value)
-    _merge_adapter(values, base)
-    _merge_quantization(values, base)
+    merge_adapter(values, base)
+    merge_quantization(values, base)
     _merge_checkpointing(values, base)
     _merge_lengths(values, base)
     _merge_generation(values, base)
     _merge_rollouts(values, base)
     _merge_segments(values, base)
-    if parts := _take_parts(values, "life"):
+    if parts := take_parts(values, "life"):
         evaluates = base is not None and base.eval_batch is not None
         merge_life(parts, values, None if base is None else base.life, evaluates=evaluates)
     _merge_evaluation(values, base)
-    if loading := _take_parts(values, "data_loading"):
+    if loading := take_parts(values, "data_loading"):
         base_value = None if base is None else base.data_loading
         values["data_loading"] = dataclasses.replace(base_value or DataLoading(), **loading)
-    if parts := _take_parts(values, "distributed"):
+    if parts := take_parts(values, "distributed"):
         values["distributed"] = dataclasses.replace(
             ONE_GPU if base is None else base.distributed, **parts
         )
@@ -161,22 +154,13 @@ def _is_prepared(options: Mapping[str, Any], *, by_trl: bool) -> bool:
     """
     values = dict(options)
     try:
-        _expand_qlora(values, None)
-        _merge_adapter(values, None)
-        _merge_quantization(values, None)
+        expand_qlora(values, None)
+        merge_adapter(values, None)
+        merge_quantization(values, None)
     except ConfigError:
         return False  # which is said where they are merged for good
     adapts = values.get("adapter") is not None and not by_trl
     return prepares_base(values.get("quantization"), adapts=adapts)
-
-
-def _take_parts(values: dict[str, Any], field: str) -> dict[str, Any]:
-    """What the options of a field say of its value, by the parts of that value."""
-    return {
-        option.key: values.pop(option.name)
-        for option in OPTIONS
-        if option.field == field and option.key and option.name in values
-    }
 
 
 def read_bool(option: str, value: Any) -> bool:
@@ -187,56 +171,6 @@ def read_bool(option: str, value: Any) -> bool:
     if text in ON_WORDS or text in OFF_WORDS:
         return text in ON_WORDS
     raise ConfigError(f"{option} {value!r} is neither true nor false.")
-
-
-def _expand_qlora(values: dict[str, Any], base: Setup | None) -> None:
-    """Replace ``qlora`` by what it is short for; parts that are named stay as they are."""
-    is_asked = values.pop("qlora", None)
-    if is_asked is False and base is not None and base.quantization is not None:
-        raise ConfigError(
-            "--qlora is short for several options: say which are off, load_in_4bit=false for one."
-        )
-    if not is_asked:
-        return
-    precision = values.get("precision", None if base is None else base.precision)
-    half = "float16" if precision == "fp16" else "bfloat16"
-    values.setdefault("load_in_4bit", True)
-    values.setdefault("bnb_4bit_quant_type", "nf4")
-    values.setdefault("bnb_4bit_use_double_quant", True)
-    values.setdefault("bnb_4bit_compute_dtype", half)
-    for name, value in _sharded_base(values, base, half).items():
-        values.setdefault(name, value)
-    has_adapter = base is not None and base.adapter is not None
-    if not has_adapter and not {"peft", "adapter", "lora_r", "lora_target_modules"} & set(values):
-        values["peft"] = "lora"
-
-
-def _sharded_base(values: Mapping[str, Any], base: Setup | None, half: str) -> dict[str, Any]:
-    """What QLoRA has besides where FSDP shards its base, for there is no other such run.
-
-    FSDP1 flattens the weights of a unit, which have to be of one floating dtype then; so does
-    ``fully_shard`` in a script with the packed weights' state. Source: PEFT's page on FSDP
-    (``docs/source/accelerate/fsdp.md``), ``train.py`` of AnswerDotAI/fsdp_qlora (``low_memory``).
-
-    Args:
-        values: options, merged but for the base.
-        base: the setup that they change, where there is one.
-        half: dtype that the 4-bit layers compute in.
-    """
-    spread = ONE_GPU if base is None else base.distributed
-    fsdp = str(values.get("fsdp", spread.fsdp)).lower()
-    loop = str(values.get("loop", Loop.TRAINER if base is None else base.loop)).lower()
-    if fsdp in OFF_WORDS or fsdp in ("", Fsdp.NONE):
-        return {}
-    if str(values.get("fsdp_version", spread.fsdp_version)) == "1":
-        return {
-            "bnb_4bit_quant_storage": half,
-            "dtype": half,
-            "prepare_kbit": False,
-            "fsdp_cpu_ram_efficient_loading": True,
-            "checkpointing": "full",
-        }
-    return {"bnb_4bit_quant_storage": half} if loop == Loop.PLAIN else {}
 
 
 def _merge_precision(values: dict[str, Any], base: Setup | None) -> None:
@@ -274,7 +208,7 @@ def _merge_deepspeed(values: dict[str, Any], base: Setup | None) -> None:
             continue  # a file's word on saving, about which nobody asks
         if name in values and str(values[name]) != str(value):
             raise ConfigError(
-                f"{_FLAGS[name]} {values[name]} and the DeepSpeed configuration's "
+                f"{FLAGS[name]} {values[name]} and the DeepSpeed configuration's "
                 f"{value} contradict each other: drop one, or write auto in the file."
             )
         values[name] = value
@@ -321,152 +255,8 @@ def _merge_checkpointing(values: dict[str, Any], base: Setup | None) -> None:
         values["checkpointing"] = f"every_n:{interval}"
 
 
-def _merge_adapter(values: dict[str, Any], base: Setup | None) -> None:
-    names = ("peft", "lora_r", "autocast_adapter_dtype", "peft_args")
-    parts = {name: values.pop(name) for name in names if name in values}
-    parts |= _take_parts(values, "adapter")
-    adapter = values.pop("adapter", None)
-    cast = None if adapter is None else read_adapter(adapter).autocast_adapter_dtype
-    if cast is not None:
-        parts.setdefault("autocast_adapter_dtype", cast)
-    # a switch that is off says nothing where there is nothing to switch
-    given_parts = {
-        name: v for name, v in parts.items() if v is not False or name.startswith("auto")
-    }
-    if adapter is None and base is not None and base.adapter is not None:
-        adapter, given_parts = base.adapter, parts
-    if adapter is None and not given_parts:
-        return
-    if adapter is not None:
-        config = read_adapter(adapter).to_dict()
-        peft_type = (
-            str(given_parts.get("peft", config["peft_type"])).strip().upper().replace("-", "_")
-        )
-        if peft_type != config["peft_type"]:
-            raise ConfigError(
-                f"--peft {given_parts['peft']} and the adapters given ({config['peft_type']}) "
-                "contradict each other: drop one."
-            )
-    else:
-        # LoRA is what everybody means who names none
-        means_lora = any(name in given_parts for name in ("lora_r", "target_modules", *_LORA_ONLY))
-        method = given_parts.get("peft") or ("LORA" if means_lora else None)
-        if method is None:
-            raise ConfigError(
-                f"{_FLAGS[next(iter(given_parts))]} says nothing without adapters: add --lora-r "
-                "16, or --peft with a method."
-            )
-        config = {"peft_type": str(method)}
-    config |= _adapter_config(given_parts, str(config["peft_type"]))
-    flags = {name: _FLAGS[name] for name in given_parts if name in _FLAGS}
-    if "lora_r" in flags:
-        flags |= dict.fromkeys(("r", "init_r"), flags["lora_r"])
-    values["adapter"] = read_adapter(config, option="--peft", flags=flags)
-
-
-def _adapter_config(parts: dict[str, Any], peft_type: str) -> dict[str, Any]:
-    """What the options say, by the names of the method's configuration class."""
-    dora, method = peft_type.lower() == "dora", method_of(peft_type, "--peft")
-    for name in _LORA_ONLY:
-        if parts.get(name) and method not in ("lora", "adalora"):
-            raise ConfigError(f"{_FLAGS[name]} is an option of LoRA, not of {method}: drop it.")
-    apart = ("peft", "lora_r", "peft_args")
-    out = {name: value for name, value in parts.items() if name not in apart}
-    if dora:
-        out = {"peft_type": "LORA", "use_dora": True, **out}
-    if "lora_r" in parts:
-        if method in _WITHOUT_RANK:
-            raise ConfigError(f"--lora-r is a rank, and {method} has none: drop it.")
-        out["init_r" if method == "adalora" else "r"] = parts["lora_r"]
-    if "num_virtual_tokens" in parts and method not in VIRTUAL_TOKENS:
-        raise ConfigError(
-            f"--num-virtual-tokens is an option of prompts, not of {method}: drop it."
-        )
-    if "target_modules" in out:
-        out["target_modules"] = _targets(_names(out["target_modules"]))
-    if "modules_to_save" in out:
-        out["modules_to_save"] = _names(out["modules_to_save"])
-    for name, value in arguments_of(parts.get("peft_args"), "--peft-arg", "n_frequency=500"):
-        if out.setdefault(name, value) != value:
-            raise ConfigError(
-                f"--peft-arg {name}={value} and {_FLAGS.get(name, '--lora-r')} {out[name]} "
-                "contradict each other: drop one."
-            )
-    return out
-
-
-def _names(values: Iterable[str]) -> list[str]:
-    """Names that may stand in one word, with commas between."""
-    texts = [values] if isinstance(values, str) else list(values)
-    if len(texts) == 1 and _PATTERN.search(texts[0]):
-        return texts
-    return [name.strip() for text in texts for name in text.split(",") if name.strip()]
-
-
-def _targets(names: list[str]) -> str | list[str]:
-    """A list of names, or one regular expression for the whole path, as peft takes them."""
-    if len(names) == 1 and (names[0] == "all-linear" or _PATTERN.search(names[0])):
-        return names[0]
-    return names
-
-
-def _merge_quantization(values: dict[str, Any], base: Setup | None) -> None:
-    four, eight = values.pop("load_in_4bit", None), values.pop("load_in_8bit", None)
-    config = values.pop("quantization", None)
-    parts = _take_parts(values, "quantization")
-    # a switch that is off says nothing where there is nothing to switch
-    given_names = [name for name, value in parts.items() if value is not False]
-    if four and eight:
-        raise ConfigError("--load-in-4bit and --load-in-8bit exclude each other: drop one.")
-    requested_format = Format.BNB_4BIT if four else Format.BNB_8BIT if eight else None
-    quantization = None if config is None else read_quantization(config)
-    if quantization is None and base is not None:
-        quantization = base.quantization
-        if False in (four, eight) and quantization is not None and not requested_format:
-            dropped_format = Format.BNB_4BIT if four is False else Format.BNB_8BIT
-            quantization = None if quantization.format is dropped_format else quantization
-            values["quantization"] = quantization
-    if requested_format is not None and quantization is None:
-        quantization = Quantization(format=requested_format)
-    elif requested_format is not None and quantization is not None:
-        if (
-            config is not None or quantization.format.packed
-        ) and quantization.format is not requested_format:
-            raise ConfigError(
-                f"--load-in-{4 if four else 8}bit and --quantization-config contradict each other: "
-                "drop one."
-            )
-        quantization = dataclasses.replace(quantization, format=requested_format)
-    if quantization is None:
-        if parts.get("prepare") is not None:  # of a checkpoint that may be quantised already
-            values["prepare_kbit"] = parts["prepare"]
-        given_names = [name for name in given_names if name != "prepare"]
-        if given_names and four is None and eight is None:
-            raise ConfigError(
-                f"{_FLAGS[given_names[0]]} says nothing without a quantised base: add "
-                "--load-in-4bit or --load-in-8bit."
-            )
-        return
-    if quantization.format.packed:
-        parts = {name: value for name, value in parts.items() if name == "prepare"}
-        if others := [name for name in given_names if name != "prepare"]:
-            raise ConfigError(
-                f"{_FLAGS[others[0]]} is an option of bitsandbytes, and the base is quantised by "
-                f"{quantization.format.value.upper()}: drop it."
-            )
-    if quantization.format is not Format.BNB_4BIT:
-        for name in _4BIT_ONLY:
-            if parts.get(name):
-                raise ConfigError(
-                    f"{_FLAGS[name]} is an option of 4-bit bases: add --load-in-4bit."
-                )
-    if "skip_modules" in parts:
-        parts["skip_modules"] = tuple(_names(parts["skip_modules"]))
-    values["quantization"] = dataclasses.replace(quantization, **parts)
-
-
 def _merge_lengths(values: dict[str, Any], base: Setup | None) -> None:
-    parts = _take_parts(values, "batching")
+    parts = take_parts(values, "batching")
     file, dataset = values.pop("lengths", None), values.pop("dataset", None)
     tokenizer, column = values.pop("tokenizer", None), values.pop("dataset_column", None)
     _merge_packing(values, base, file is not None or dataset is not None)
@@ -485,7 +275,7 @@ def _merge_lengths(values: dict[str, Any], base: Setup | None) -> None:
     if lengths is None and base_value is None:
         if given_parts:
             raise ConfigError(
-                f"{_FLAGS[next(iter(given_parts))]} says nothing where every sample has the same "
+                f"{FLAGS[next(iter(given_parts))]} says nothing where every sample has the same "
                 "length: add --lengths FILE (one length a line, or length,count) or --dataset FILE."
             )
         return
@@ -528,7 +318,7 @@ def _merge_packing(values: dict[str, Any], base: Setup | None, lengths: bool) ->
 
 
 def _merge_generation(values: dict[str, Any], base: Setup | None) -> None:
-    parts = _take_parts(values, "generation")
+    parts = take_parts(values, "generation")
     predicts = values.pop("predict_with_generate", None)
     longest = values.pop("generation_max_length", None)
     number = parts.get("new_tokens")
@@ -557,7 +347,7 @@ def _merge_generation(values: dict[str, Any], base: Setup | None) -> None:
 
 
 def _merge_rollouts(values: dict[str, Any], base: Setup | None) -> None:
-    parts = _take_parts(values, "rollouts")
+    parts = take_parts(values, "rollouts")
     method = read_method(values.get("method", Method.SUPERVISED if base is None else base.method))
     base_value = None if base is None else base.rollouts
     if method.generates:
@@ -567,7 +357,7 @@ def _merge_rollouts(values: dict[str, Any], base: Setup | None) -> None:
         values["rollouts"] = rollouts
     elif parts:
         raise ConfigError(
-            f"{_FLAGS[next(iter(parts))]} says nothing where a run learns from no completions of "
+            f"{FLAGS[next(iter(parts))]} says nothing where a run learns from no completions of "
             "its own: add --method grpo, rloo or online-dpo."
         )
     elif base_value is not None:

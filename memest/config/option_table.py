@@ -9,6 +9,7 @@ its help, the Python API and the readers of other people's spellings are made fr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from memest.config.adapter import METHODS
 from memest.config.data_loading import DataLoading
@@ -21,7 +22,7 @@ from memest.config.quantization import Quantization
 from memest.config.rollouts import Rollouts
 from memest.config.training_options import TrainingOptions
 
-__all__ = ["OPTIONS", "OWN_MODULE_NAMES", "PLACE"]
+__all__ = ["FLAGS", "OPTIONS", "OWN_MODULE_NAMES", "PLACE", "take_parts"]
 
 
 @dataclass
@@ -290,3 +291,20 @@ OWN_MODULE_NAMES = frozenset(each.name for each in OPTIONS if each.panel is Pane
 
 PLACE = tuple(each.name for each in OPTIONS if each.panel is Panel.GPU)
 """Options that say where a run is to fit."""
+
+FLAGS = {each.key or each.name: each.flags[0] for each in OPTIONS}
+"""The flag of an option, by the part of a field's value that it says, or by its own name."""
+
+
+def take_parts(values: dict[str, Any], field: str) -> dict[str, Any]:
+    """What the options of a field say of its value, by the parts of that value.
+
+    Args:
+        values: options by name; those of the field are taken out.
+        field: of a setup.
+    """
+    return {
+        option.key: values.pop(option.name)
+        for option in OPTIONS
+        if option.field == field and option.key and option.name in values
+    }
