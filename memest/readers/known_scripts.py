@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from memest.errors import not_legal
+
 __all__ = ["complete_arguments"]
 
 _QLORA: dict[str, Any] = {
@@ -107,8 +109,9 @@ def complete_arguments(stem: str, arguments: dict[str, Any]) -> tuple[dict[str, 
         return defaults, "qlora.py"
     if stem == "finetune" and "base_model" in arguments:
         return _alpaca(arguments), "finetune.py"
-    trains = arguments.get("train_type", "qlora")
-    if stem == "train" and "context_length" in arguments and trains in ("full", "lora", "qlora"):
+    # its file has everybody's name, and each of its words alone is another script's too
+    trains = arguments.get("train_type") if "context_length" in arguments else None
+    if stem == "train" and trains in ("full", "lora", "qlora"):
         return _fsdp_qlora(arguments), "train.py of fsdp_qlora"
     return {}, ""
 
@@ -136,9 +139,11 @@ def _alpaca(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _fsdp_qlora(arguments: dict[str, Any]) -> dict[str, Any]:
     document = dict(_FSDP_QLORA)
-    trains = arguments.pop("train_type", "qlora")
+    trains = arguments.pop("train_type")
     precision = str(arguments.pop("precision", "bf16"))
-    weights, autocast, computes = _ITS_PRECISIONS.get(precision, _ITS_PRECISIONS["bf16"])
+    if precision not in _ITS_PRECISIONS:
+        raise not_legal(f"--precision {precision}", precision, _ITS_PRECISIONS)
+    weights, autocast, computes = _ITS_PRECISIONS[precision]
     document |= {"dtype": weights, "precision": autocast}
     for name, (option, default) in _ITS_NAMES.items():
         document[option] = arguments.pop(name, default)

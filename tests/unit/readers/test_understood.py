@@ -723,6 +723,21 @@ def test_a_command_that_trains_by_what_memest_has_not_is_told_so(command):
         memest.read_command(command)
 
 
+@pytest.mark.parametrize("words", ["--context_length 512", "--train_type lora"])
+def test_a_train_py_of_ones_own_is_not_taken_for_a_published_one(words):
+    command = f"python train.py --model_name_or_path {LLAMA} {words}"
+    run = memest.read_command(command.split())
+
+    assert run.options["loop"] == "trainer"
+    assert not {"load_in_4bit", "fsdp"} & set(run.options)
+
+
+def test_a_precision_that_the_published_script_has_not_is_refused():
+    command = "python train.py --train_type qlora --context_length 512 --precision fp8"
+    with pytest.raises(ConfigError, match="--precision fp8 is not known"):
+        memest.read_command(command.split())
+
+
 def test_the_file_of_a_command_of_swift_sets_its_environment(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("model: m\ntuner_type: full\nENV: {NPROC_PER_NODE: 8, OMP_NUM_THREADS: 1}\n")
