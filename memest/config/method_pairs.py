@@ -35,14 +35,14 @@ METHOD_PAIRS = (
     ),
     Pair(
         "method supervised",
-        "--sync-ref-model without a reference model of its own",
+        "--sync-ref-model and a run without a reference model of its own",
         lambda s: s.sync_ref_model and not s.has_reference_model,
         "TRL stops there: with adapters, --precompute-ref-log-probs or --kl-beta 0 it keeps none",
         "Drop --sync-ref-model.",
     ),
     Pair(
         "method supervised",
-        "--ref-dtype {s.ref_dtype} without a reference model of its own",
+        "--ref-dtype {s.ref_dtype} and a run without a reference model of its own",
         lambda s: s.ref_dtype is not Dtype.AUTO and not s.has_reference_model,
         "there is none with adapters, --precompute-ref-log-probs or --kl-beta 0, nor with methods "
         "but dpo, ipo, kto, grpo, rloo and online-dpo",

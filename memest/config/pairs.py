@@ -411,9 +411,7 @@ def refuse_pairs(setup: TrainingRun, flag: str, *groups: str) -> None:
         label = row.label.format(s=setup)
         if row.remedy:
             remedy = row.remedy.format(s=setup)
-            # what there is alone needs what it is said to be without
-            clash = "" if " without " in label else " exclude each other"
-            raise ConfigError(f"{label}{clash}: {row.why.format(s=setup)}. {remedy}")
+            raise ConfigError(f"{label} exclude each other: {row.why.format(s=setup)}. {remedy}")
         why = f" ({row.why.format(s=setup)})" if row.why else ""
         raise ConfigError(
             f"{label} is not priced together with {flag} yet{why}, and memest does not guess: "

@@ -43,6 +43,7 @@ from memest.trace.losses.preference_logits import (
     kto_losses,
     loss_of_ratios,
     orpo,
+    rows_of_answers,
 )
 from memest.trace.losses.preference_recipes import SWIFT_LOSSES
 
@@ -144,9 +145,7 @@ def _kto(model: Call, reference: Call, inputs: Batch) -> torch.Tensor:
     length = inputs["input_ids"].size(1) - 1
     per_token = outputs.log_probs[:, -length:]
     log_probs = per_token.sum(-1)
-    is_chosen = torch.as_tensor(inputs["label"], dtype=torch.bool, device=per_token.device)
-    chosen_rows = torch.nonzero(is_chosen, as_tuple=False).view(-1)
-    rejected_rows = torch.nonzero(~is_chosen, as_tuple=False).view(-1)
+    chosen_rows, rejected_rows = rows_of_answers(labels, per_token.device)
     chosen = log_probs.index_select(0, chosen_rows)
     rejected = log_probs.index_select(0, rejected_rows)
     if "ref_logps" in inputs:

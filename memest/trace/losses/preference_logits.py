@@ -34,6 +34,7 @@ __all__ = [
     "kto_losses",
     "loss_of_ratios",
     "orpo",
+    "rows_of_answers",
     "selected",
 ]
 
@@ -77,6 +78,22 @@ def loss_of_ratios(
         of_pairs = (averages[0] - averages[1] - 1 / (2 * BETA)) ** 2
     loss += of_pairs.mean() * 1.0
     return cast("torch.Tensor", loss)
+
+
+def rows_of_answers(
+    labels: torch.Tensor, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which rows of TRL's KTO batch are wanted answers, and which are not.
+
+    Args:
+        labels: true for the wanted ones.
+        device: where the rows are asked for.
+    """
+    is_chosen = torch.as_tensor(labels, dtype=torch.bool, device=device)
+    return (
+        torch.nonzero(is_chosen, as_tuple=False).view(-1),
+        torch.nonzero(~is_chosen, as_tuple=False).view(-1),
+    )
 
 
 def kto_losses(
@@ -344,9 +361,7 @@ def _kto(model: Call, reference: Call, inputs: Batch) -> torch.Tensor:
     per_token = selected(logits, inputs["input_ids"][:, 1:])
     per_token[inputs["completion_mask"][:, 1:] == 0] = 0.0
     log_probs = per_token.sum(-1)
-    is_chosen = torch.as_tensor(labels, dtype=torch.bool, device=logits.device)
-    chosen_rows = torch.nonzero(is_chosen, as_tuple=False).view(-1)
-    rejected_rows = torch.nonzero(~is_chosen, as_tuple=False).view(-1)
+    chosen_rows, rejected_rows = rows_of_answers(labels, logits.device)
     chosen = log_probs.index_select(0, chosen_rows)
     rejected = log_probs.index_select(0, rejected_rows)
     if "ref_logps" in inputs:
