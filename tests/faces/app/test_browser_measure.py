@@ -64,11 +64,11 @@ def measuring(home: Path) -> list[str]:
         if process.name.isdigit() and int(process.name) != os.getpid():
             try:
                 inherits = mark in (process / "environ").read_bytes().split(b"\0")
-                words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                words = (process / "cmdline").read_bytes().replace(b"\0", b" ")
             except OSError:
-                continue
-            if inherits and ("calibrate run" in words or "--nursery" in words):
-                found.append(words)
+                continue  # it has ended, or is not ours
+            if inherits and (b"calibrate run" in words or b"--nursery" in words):
+                found.append(words.decode(errors="replace"))  # one that ends may show any bytes
     return found
 
 
