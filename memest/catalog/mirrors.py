@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from memest.catalog.models import MIRRORS, CatalogueEntry, alias_reason
+from memest.catalog.models import MIRRORS, CatalogueEntry, alias_reason, as_said
 
 __all__ = [
     "copy_in_4bit",
@@ -90,6 +90,9 @@ def mirror_note(name: str, entry: CatalogueEntry) -> str | None:
     reason = alias_reason(name)
     if reason.startswith(MIRRORS):
         return f"{name} is answered as {entry.id}: {reason}"
-    if name.rpartition("/")[2].lower() != entry.id.rpartition("/")[2].lower():
-        return f"{name!r} has the architecture of {entry.id}, which was taken"
-    return None
+    typed, own = (each.rpartition("/")[2].lower() for each in (name, entry.id))
+    if typed == own:
+        return None
+    if as_said(typed) == as_said(own):
+        return f"{name!r} was taken as {entry.id}"
+    return f"{name!r} has the architecture of {entry.id}, which was taken"

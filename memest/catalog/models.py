@@ -22,6 +22,7 @@ __all__ = [
     "MIRRORS",
     "CatalogueEntry",
     "alias_reason",
+    "as_said",
     "aliases",
     "catalogue",
     "closest_models",
@@ -174,18 +175,34 @@ def _by_id() -> dict[str, CatalogueEntry]:
     return full
 
 
+def as_said(name: str) -> str:
+    """A name without what people leave out or put in: case, spaces, dashes and underscores."""
+    return re.sub(r"[\s_-]", "", name.lower())
+
+
+@functools.cache
+def _by_words() -> dict[str, CatalogueEntry | None]:
+    """Names without organisation, spaces and dashes, to the entry; None where there are several."""
+    found: dict[str, CatalogueEntry | None] = {}
+    for name, entry in _by_id().items():
+        if "/" not in name and found.setdefault(as_said(name), entry) != entry:
+            found[as_said(name)] = None
+    return found
+
+
 def lookup(name: str) -> CatalogueEntry | None:
-    """Find a model by id, alias or id without its organisation; case does not matter.
+    """Find a model by id, alias or id without its organisation, as it is written or as one says it.
 
     A foreign organisation is not ignored: a fine-tune may have changed the architecture.
 
     Example:
-        >>> lookup("google-bert/bert-large-uncased").id
-        'bert-large-uncased'
+        >>> lookup("google-bert/bert-large-uncased").id, lookup("bert large uncased").id
+        ('bert-large-uncased', 'bert-large-uncased')
         >>> lookup("someone/bert-large-uncased") is None
         True
     """
-    return _by_id().get(name.strip().strip("/").lower())
+    name = name.strip().strip("/")
+    return _by_id().get(name.lower()) or _by_words().get(as_said(name))
 
 
 def closest_models(name: str, *, limit: int = 3) -> tuple[str, ...]:

@@ -188,3 +188,23 @@ def test_a_checkpoint_of_another_method_takes_no_bitsandbytes(method):
     config = {"quantization_config": {"quant_method": method}}
     with pytest.raises(ConfigError, match=f"quantised by {method} already"):
         own_quantization(config, setup_from_options(qlora=True).quantization)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("llama 3.1 8b", "meta-llama/Llama-3.1-8B"),
+        ("Qwen3 8B", "Qwen/Qwen3-8B"),
+        ("gpt-2", "gpt2"),
+        ("T5_large", "t5-large"),
+    ],
+)
+def test_a_name_as_one_says_it_is_understood_and_said(said, meant):
+    source = resolve_model(said)
+    assert source.id == meant
+    assert source.notes[0] == f"{said!r} was taken as {meant}"
+
+
+@pytest.mark.parametrize("said", ["someone/gpt-2", "meta-llama/Llama 3.1 8B", "llama 8b", "gpt"])
+def test_a_name_as_one_says_it_has_no_organisation_and_all_its_parts(said):
+    assert lookup(said) is None
