@@ -14,6 +14,7 @@ from memest.config.training_run import TrainingRun
 from memest.errors import ConfigError
 
 __all__ = [
+    "DEFAULT_SEQ_LEN",
     "TARGET_POSITIONS",
     "RawConfig",
     "assumed_length",
@@ -24,6 +25,9 @@ __all__ = [
     "max_targets",
     "text_part",
 ]
+
+DEFAULT_SEQ_LEN = 512
+"""Tokens of a sample where nobody names them."""
 
 # n_positions is there but positions are relative, or sinusoidal without a table
 _UNBOUNDED = frozenset(

@@ -14,9 +14,11 @@ __all__ = [
     "CHANGES",
     "COPIES",
     "FACTORY_SAYS_IT",
+    "IMAGES",
     "LENGTH",
     "LOSS",
     "NOT_HERE",
+    "PIXELS",
     "PROCESSES",
     "UNKNOWN",
     "Bounded",
@@ -85,6 +87,10 @@ COPIES = "copies of shards"
 """In place of an option: how many copies of the model are sharded, over GPUs counted elsewhere."""
 CHANGES = "entries of the model's configuration"
 """In place of an option: what a run changes of them, by name."""
+PIXELS = "pixels of an image at most"
+"""In place of an option: a cap; what sides it comes to is for the model to say."""
+IMAGES = "how large images become: the model's own size is priced; --image-size says it"
+"""Why they are not priced, until the model makes a size of a cap."""
 LENGTH = "length of samples"
 """In place of a key, where nothing names how long samples are."""
 NOT_HERE = "is not here"

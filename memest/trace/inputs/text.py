@@ -7,7 +7,12 @@ from typing import Any
 
 import torch
 
-from memest.config.positions import assumed_length, check_length, length_limit
+from memest.config.positions import (
+    DEFAULT_SEQ_LEN,
+    assumed_length,
+    check_length,
+    length_limit,
+)
 from memest.config.setup import Setup, Task
 from memest.trace.inputs.tensors import (
     WORD,
@@ -23,9 +28,8 @@ from memest.trace.inputs.tensors import (
 )
 from memest.trace.model.build import BuiltModel
 
-__all__ = ["DEFAULT_SEQ_LEN", "seq_len_of", "text"]
+__all__ = ["seq_len_of", "text"]
 
-DEFAULT_SEQ_LEN = 512
 NUM_CHOICES = 4
 # families whose tokenizers return token_type_ids
 _TOKEN_TYPES = frozenset(
