@@ -19,6 +19,7 @@ __all__ = [
     "LOSS",
     "NOT_HERE",
     "PIXELS",
+    "PREDICTIONS",
     "PROCESSES",
     "UNKNOWN",
     "Bounded",
@@ -99,6 +100,8 @@ FACTORY_SAYS_IT = " in the place of MODEL says it"
 """How remarks on a script's own module end: whoever names it as the model has said what it is."""
 LOSS = "loss of its own"
 """In place of a key: what a script makes of outputs. Heads of few numbers have no use for it."""
+PREDICTIONS = "predictions"
+"""In place of a key: outputs that an evaluation keeps. Of heads of few numbers they are nothing."""
 UNKNOWN = "memest does not know it"
 """Why a key is ignored of which nothing is known."""
 
