@@ -66,10 +66,9 @@ def _of_pictures(calls: tuple[Call, ...]) -> Iterator[tuple[int, Value]]:
     """``image.resize((512, 512))``: the largest of them."""
     sizes = []
     for call in calls:
-        size = call.argument(0, "size") if call.name in _SCALES and not call.library else None
-        size = size or (call.argument(0, "size") if call.path in _SCALES else None)
-        sides = None if size is None else size.data
-        if isinstance(sides, list) and len(sides) == 2 and all(isinstance(s, int) for s in sides):
+        size = call.argument(0, "size") if call.path in _SCALES else None
+        sides = size.data if size is not None and isinstance(size.data, list) else []
+        if size is not None and len(sides) == 2 and all(isinstance(side, int) for side in sides):
             sizes.append((call.line, size.with_data(sides[0] * sides[1])))
     yield from [max(sizes, key=lambda each: each[1].data)] if sizes else []
 
