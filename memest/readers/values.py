@@ -27,6 +27,7 @@ __all__ = [
     "Either",
     "KeyOrigin",
     "Level",
+    "Missing",
     "ReadValue",
     "Remark",
     "Saving",
@@ -128,6 +129,23 @@ class Either(str):
     """What of a key is not modelled, where the run may take more than what is priced, or less."""
 
     __slots__ = ()
+
+
+class Missing(Bounded):
+    """Why a run cannot be read: it names a DeepSpeed configuration that is not here.
+
+    Attributes:
+        name: of the file, as it is written.
+        document: the one of that name that the tool comes with; None where there is none.
+    """
+
+    __slots__ = ("document", "name")
+
+    def __new__(cls, why: str, name: str, document: dict[str, Any] | None) -> Missing:
+        """The same as text."""
+        made = super().__new__(cls, why)
+        made.name, made.document = name, document
+        return made
 
 
 PROCESSES = Either("as many processes as it starts: 1 is taken; --num-gpus says it")
