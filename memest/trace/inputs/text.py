@@ -12,6 +12,7 @@ from memest.config.positions import (
     assumed_length,
     check_length,
     length_limit,
+    more_positions,
 )
 from memest.config.setup import Setup, Task
 from memest.trace.inputs.tensors import (
@@ -49,7 +50,8 @@ def seq_len_of(built_model: BuiltModel, setup: Setup) -> tuple[int, list[str]]:
     if setup.seq_len is None:
         length = min(DEFAULT_SEQ_LEN, limit) if limit else DEFAULT_SEQ_LEN
         return length, [assumed_length(length)]
-    check_length("seq-len", setup.seq_len, limit, what)
+    more = more_positions(built_model.config, setup)
+    check_length("seq-len", setup.seq_len, limit, what, more)
     return setup.seq_len, []
 
 
