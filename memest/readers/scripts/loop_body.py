@@ -99,6 +99,7 @@ def _besides(found: Found) -> Iterator[tuple[int, str, str]]:
         elif _is_loss(call):
             if not _is_priced_loss(call, found):
                 why = "what it makes of the outputs is not read: the model's is priced"
+                why += "" if found.load is not None else "; --loss says it"
                 yield call.line, LOSS, why
         elif not _is_known(call, found):
             name = call.path.removeprefix("?.")
