@@ -59,6 +59,16 @@ def _parameter(option: Option) -> inspect.Parameter:
 _LEFT_OPEN = {"advise": ("precision",)}
 """What a command decides where nothing but a framework's default says it."""
 
+_WRAPS = ("fsdp_wrap",)
+_LAID_OUT = {
+    "stages": tuple(
+        option.name
+        for option in OPTIONS
+        if option.name.startswith(("fsdp", "zero", "offload_")) and option.name not in _WRAPS
+    )
+}
+"""What a command lays side by side, whatever files say of it."""
+
 _CONFIGURATIONS: dict[str, Any] = {
     "config": Annotated[
         list[str] | None,
@@ -145,7 +155,11 @@ def with_options(function: Callable[..., int]) -> Callable[..., int]:
             config_format=values.pop("config_format"),
             launch=values.pop("launch"),
             off=values.pop("switched_off") or (),
-            axes=(*(values.get("over") or ()), *DECIDED.get(function.__name__, ())),
+            axes=(
+                *(values.get("over") or ()),
+                *DECIDED.get(function.__name__, ()),
+                *_LAID_OUT.get(function.__name__, ()),
+            ),
             left_open=_LEFT_OPEN.get(function.__name__, ()),
             compares="runs" in signature.parameters,
             needs_model=several or signature.parameters["model"].default is not None,

@@ -14,6 +14,7 @@ from memest.config.training_run import TrainingRun
 from memest.errors import ConfigError
 
 __all__ = [
+    "DEFAULT_SEQ_LEN",
     "TARGET_POSITIONS",
     "RawConfig",
     "assumed_length",
@@ -22,8 +23,12 @@ __all__ = [
     "length_limit",
     "max_positions",
     "max_targets",
+    "more_positions",
     "text_part",
 ]
+
+DEFAULT_SEQ_LEN = 512
+"""Tokens of a sample where nobody names them."""
 
 # n_positions is there but positions are relative, or sinusoidal without a table
 _UNBOUNDED = frozenset(
@@ -43,6 +48,9 @@ _LIMITS = (
     "max_seq_len",
     "seq_length",
 )
+_ROTATES = """rope_theta rope_parameters rope_scaling rotary_pct rotary_dim rotary_emb_base
+    partial_rotary_factor global_rope_theta""".split()
+"""Entries of configurations whose positions are angles, computed for any length: no table ends."""
 _TARGET_LIMITS = (
     "max_target_positions",
     "max_decoder_position_embeddings",
@@ -131,12 +139,35 @@ def length_limit(config: Any, setup: TrainingRun) -> tuple[int | None, str]:
     return limit, f"positions of this model{beside}"
 
 
+def more_positions(config: Any, setup: TrainingRun) -> str:
+    """How to ask for a length beyond the positions that a configuration names; "" where it cannot.
+
+    Angles of rotary embeddings are computed from the position (``RotaryEmbedding`` of
+    transformers 5.23): the entry is what a model was trained with, and no size of anything.
+
+    Args:
+        config: the model's.
+        setup: names the length.
+    """
+    name = next((each for each in _LIMITS if isinstance(getattr(config, each, None), int)), "")
+    rotates = config.model_type == "llama" or any(hasattr(config, each) for each in _ROTATES)
+    if not (name and rotates) or setup.seq_len is None:
+        return ""
+    virtual = 0 if setup.adapter is None else setup.adapter.virtual_tokens
+    return (
+        f" Its positions are rotary (RoPE): MODEL?{name}={setup.seq_len + virtual} in the place "
+        "of MODEL asks beyond them, as a configuration that is extended does."
+    )
+
+
 def assumed_length(length: int) -> str:
     """What is said of the tokens of a sample where nobody named their number."""
     return f"sequence length {length} (not given; --seq-len sets it)"
 
 
-def check_length(option: str, length: float | None, limit: float | None, what: str) -> None:
+def check_length(
+    option: str, length: float | None, limit: float | None, what: str, more: str = ""
+) -> None:
     """Refuse what is longer than a model takes.
 
     Args:
@@ -144,6 +175,7 @@ def check_length(option: str, length: float | None, limit: float | None, what: s
         length: that was asked for; None where none was.
         limit: None where there is none.
         what: the limit is counted in.
+        more: how to ask beyond it all the same, as :func:`more_positions` has it.
 
     Raises:
         ConfigError: it is longer than the limit.
@@ -152,6 +184,7 @@ def check_length(option: str, length: float | None, limit: float | None, what: s
         asked, most = f"{length:.15g}", f"{limit:.15g}"  # six digits would be rounded to
         raise ConfigError(
             f"--{option} {asked} is longer than the {most} {what}. Use --{option} {most} or less."
+            f"{more}"
         )
 
 
@@ -176,6 +209,6 @@ def check_lengths(values: Mapping[str, Any], auto_class: str | None, setup: Trai
     if not config.reads_text(auto_class):
         return
     limit, what = length_limit(config, setup)
-    check_length("seq-len", setup.seq_len, limit, what)
+    check_length("seq-len", setup.seq_len, limit, what, more_positions(config, setup))
     if _TEXT_TASKS.get(setup.task, auto_class) == _TEXT_TASKS[Task.SEQ2SEQ_LM]:
         check_length("target-len", setup.target_len, max_targets(config), TARGET_POSITIONS)

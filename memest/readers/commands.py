@@ -33,7 +33,7 @@ from memest.readers.formats import FileFormat, find_format
 from memest.readers.llama_factory_v1 import read_llama_factory_v1
 from memest.readers.mapping import DocumentKeys
 from memest.readers.ms_swift import read_ms_swift
-from memest.readers.ms_swift_keys import IMAGE_VARIABLES
+from memest.readers.ms_swift_keys import IMAGE_CAP, IMAGE_VARIABLES
 from memest.readers.shell_script import find_launch
 from memest.readers.torchtitan_functions import (
     read_function,
@@ -41,11 +41,10 @@ from memest.readers.torchtitan_functions import (
     take_checkpointing,
 )
 from memest.readers.torchtune import installed_config, read_torchtune
-from memest.readers.training_arguments import (
-    IMAGES,
-)
 from memest.readers.trl import predefined_config, read_trl
 from memest.readers.values import (
+    IMAGES,
+    PIXELS,
     PROCESSES,
     Bounded,
     DocumentReading,
@@ -158,6 +157,8 @@ def _environment(keys: DocumentKeys, command: Command) -> None:
             _say_at(keys, "precision", "fp32" if value == "no" else value, name)
         elif name in _READ_VARIABLES:
             keys.ignore(name, "counted with the launcher")
+        elif name == IMAGE_CAP and value.isdigit():
+            _say_at(keys, PIXELS, int(value), name)
         elif name in IMAGE_VARIABLES:
             keys.miss(name, IMAGES)
         elif name.startswith(_OF_ACCELERATE):

@@ -60,7 +60,7 @@ def find_file(name: str, *, folder: Path | None, origin: str) -> Path:
     places = " and ".join(dict.fromkeys(str(each.parent.absolute()) for each in paths))
     raise ConfigError(
         f"{origin} names the file {name!r}, which is not there (looked in {places}). Run memest "
-        "where the training is launched, or give the file with --config."
+        "where the training is launched, or give the file besides: --config FILE."
     )
 
 

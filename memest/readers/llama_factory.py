@@ -11,7 +11,6 @@ from memest.errors import ConfigError, not_legal
 from memest.readers.mapping import DocumentKeys, Key, KeyTable, by_key
 from memest.readers.training_arguments import (
     IGNORED_KEYS,
-    IMAGES,
     METHODS,
     MODELS,
     TRAINER,
@@ -23,7 +22,7 @@ from memest.readers.training_arguments import (
     read_precision,
     read_sharding,
 )
-from memest.readers.values import Bounded, Either, Saving, names_of
+from memest.readers.values import PIXELS, Bounded, Either, Saving, names_of
 
 __all__ = ["LLAMA_FACTORY"]
 
@@ -72,7 +71,7 @@ _UNMODELLED_KEYS = {
     "resize_vocab": Bounded("a few rows of the embeddings"),
     "ref_model": "a second model in memory",
     "reward_model": "a second model in memory",
-    **dict.fromkeys(("image_max_pixels", "video_max_pixels"), IMAGES),
+    "video_max_pixels": "videos besides: one image a sample is priced; --image-size says it",
     "moe_aux_loss_coef": "the loss of a mixture's router",
 }
 _STAGES = {"kto": "kto", "rm": "reward"}
@@ -343,6 +342,7 @@ LLAMA_FACTORY = KeyTable(
         **MODELS,
         "cutoff_len": Key("seq_len", "whole", 2048),
         "enable_liger_kernel": Key("use_liger_kernel", "enabled"),
+        "image_max_pixels": Key(PIXELS, "whole", 768 * 768, why="image_max_pixels"),
     },
     readers=(
         read_loading,

@@ -19,6 +19,7 @@ from memest.readers.mapping import DocumentKeys, Key, KeyTable, read_table
 from memest.readers.ms_swift_keys import (
     ATTENTION,
     FSDP2,
+    IMAGE_CAP,
     IMAGE_VARIABLES,
     LORA,
     MARKS_OF_2,
@@ -36,7 +37,6 @@ from memest.readers.ms_swift_keys import (
 )
 from memest.readers.ms_swift_methods import read_preference
 from memest.readers.training_arguments import (
-    IMAGES,
     TRAINER,
     UNMODELLED_KEYS,
     read_checkpointing,
@@ -46,7 +46,9 @@ from memest.readers.training_arguments import (
     set_adapter_value,
 )
 from memest.readers.values import (
+    IMAGES,
     LENGTH,
+    PIXELS,
     Bounded,
     Either,
     KeyOrigin,
@@ -84,7 +86,7 @@ def read_ms_swift(
                 "weight_decay": 0.1,
                 "dataloader_num_workers": 1,
             },
-            options={"model": Key("model", "text")},
+            options={"model": Key("model", "text"), "max_pixels": Key(PIXELS, "whole")},
             readers=(
                 partial(_method, method=method),
                 _precision,
@@ -119,8 +121,11 @@ def _environment(keys: DocumentKeys) -> bool:
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         part.set_from(name, Key("alloc_conf", "text"))
     # model_kwargs are put into the environment
-    for name in keys.mapping("model_kwargs"):
-        if name.upper() in IMAGE_VARIABLES:
+    part.set_from(IMAGE_CAP, Key(PIXELS, "whole"))
+    for name, value in keys.mapping("model_kwargs").items():
+        if name.upper() == IMAGE_CAP and str(value).isdigit():
+            keys.set(PIXELS, int(value), "model_kwargs")
+        elif name.upper() in IMAGE_VARIABLES:
             keys.miss(f"model_kwargs.{name}", IMAGES)
         else:
             keys.ignore(f"model_kwargs.{name}", "no variable that memory depends on")

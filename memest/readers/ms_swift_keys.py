@@ -9,12 +9,13 @@ import re
 from typing import Any
 
 from memest.readers.mapping import by_key
-from memest.readers.training_arguments import IGNORED_KEYS, IMAGES, UNMODELLED_KEYS
-from memest.readers.values import Bounded, Either, Saving
+from memest.readers.training_arguments import IGNORED_KEYS, UNMODELLED_KEYS
+from memest.readers.values import IMAGES, Bounded, Either, Saving
 
 __all__ = [
     "ATTENTION",
     "FSDP2",
+    "IMAGE_CAP",
     "IMAGE_VARIABLES",
     "LORA",
     "MARKS_OF_2",
@@ -33,8 +34,10 @@ __all__ = [
     "TUNERS",
 ]
 
+IMAGE_CAP = "MAX_PIXELS"
+"""The variable by which it caps their pixels."""
 IMAGE_VARIABLES = frozenset(
-    """MAX_PIXELS MIN_PIXELS VIDEO_MAX_PIXELS VIDEO_TOTAL_PIXELS FPS FPS_MAX_FRAMES
+    """MIN_PIXELS VIDEO_MAX_PIXELS VIDEO_TOTAL_PIXELS FPS FPS_MAX_FRAMES
     IMAGE_MAX_TOKEN_NUM VIDEO_MAX_TOKEN_NUM IMAGE_FACTOR MAX_SLICE_NUMS INPUT_SIZE MAX_NUM
     VIDEO_SEGMENTS VIDEO_MAX_SLICE_NUMS MAX_NUM_FRAMES""".split()
 )
@@ -117,7 +120,7 @@ SWIFT_IGNORED_KEYS = {
 }
 SWIFT_UNMODELLED_KEYS = {
     **UNMODELLED_KEYS,
-    **dict.fromkeys(("max_pixels", "rescale_image"), IMAGES),
+    "rescale_image": IMAGES,
     "device_map": Saving("the model is spread over several GPUs; all of it is priced on one"),
     "max_memory": Saving("the model is spread over several GPUs; all of it is priced on one"),
     "rope_scaling": Bounded("the position tables"),

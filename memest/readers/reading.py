@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,7 +29,7 @@ from memest.readers.scripts.source import SUFFIXES, parse_python
 from memest.readers.shell_script import launch_among
 from memest.readers.torchtitan_functions import makes_config, read_function
 from memest.readers.torchtune import named_recipe, read_torchtune
-from memest.readers.values import Bounded, DocumentReading, Remark
+from memest.readers.values import Bounded, DocumentReading, Missing, Remark
 
 __all__ = ["names_config", "read_command", "read_config"]
 
@@ -79,7 +79,7 @@ def read_config(
             readings += _read_notebook(str(file), file_format)
         else:
             readings.append(_read_file(str(file), file_format))
-    return settle(readings, options, model=model)
+    return settle(list(_with_absent(readings, options)), options, model=model)
 
 
 def read_command(
@@ -102,6 +102,44 @@ def read_command(
         ConfigError: no command that starts a training, or contradictions.
     """
     return read_config(*files, config_format=config_format, command=command, model=model, **options)
+
+
+def _with_absent(
+    readings: Sequence[DocumentReading], options: Mapping[str, Any]
+) -> Iterator[DocumentReading]:
+    """Readings, with what stands for a DeepSpeed configuration that a run names and is not here.
+
+    The file that is given besides, the stage that is named, else the file of that name that comes
+    with the tool, which is said.
+
+    Raises:
+        ConfigError: there is none of these.
+    """
+    title = find_format("deepspeed").title
+    is_given = any(each.format == title for each in readings) or options.get("zero") is not None
+    for reading in readings:
+        absent = [each for each in reading.not_modelled if isinstance(each.why, Missing)]
+        if not absent:
+            yield reading
+            continue
+        (remark,) = absent
+        why = remark.why
+        assert isinstance(why, Missing)
+        rest = tuple(each for each in reading.not_modelled if each is not remark)
+        if is_given:
+            ignored = (*reading.ignored, Remark(remark.key, "what is given besides counts"))
+            yield replace(reading, not_modelled=rest, ignored=ignored)
+        elif why.document is None:
+            raise ConfigError(f"{str(why).rstrip('.')}, or name the stage: --zero 3.")
+        else:
+            words = (
+                f"{why.name} is not here: assumed is the one that comes with "
+                f"{reading.format}; --config FILE gives another"
+            )
+            yield replace(reading, not_modelled=(*rest, Remark(remark.key, Bounded(words))))
+            keys = DocumentKeys(why.document, source=why.name, framework=title)
+            find_format("deepspeed").read(keys)
+            yield keys.reading()
 
 
 def names_config(reference: str) -> bool:

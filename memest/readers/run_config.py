@@ -32,6 +32,7 @@ from memest.readers.values import (
     LENGTH,
     LOSS,
     NOT_HERE,
+    PIXELS,
     UNKNOWN,
     DocumentReading,
     Either,
@@ -42,7 +43,7 @@ from memest.readers.values import (
     names_of,
     plain,
 )
-from memest.readers.with_model import fitted, length_remarks, once_said, opened_by
+from memest.readers.with_model import fitted, length_remarks, once_said, open_cap, opened_by
 from memest.report.result import NOT_MODELLED, Origin
 
 __all__ = ["RunConfig", "settle"]
@@ -65,6 +66,7 @@ class RunConfig:
         readings: what was read, as it was.
         named_options: options that were named to memest itself, by keyword; ``model`` among them.
         setup: the setup that the values make.
+        image_cap: the most pixels of an image, which the model makes a size of; None for no cap.
     """
 
     model: str | None
@@ -73,6 +75,7 @@ class RunConfig:
     not_modelled: tuple[Remark, ...]
     sources: tuple[str, ...]
     setup: Setup
+    image_cap: ReadValue | None = None
     readings: tuple[DocumentReading, ...] = field(default=(), repr=False)
     named_options: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
 
@@ -179,7 +182,11 @@ class RunConfig:
 
     def fitted(self) -> RunConfig:
         """The same, with guesses that the model takes."""
-        parts = fitted(str(self.model), self.values, self.not_modelled, self.setup)
+        cap = self.image_cap
+        is_read = bool(self.readings)
+        parts = fitted(
+            str(self.model), self.values, self.not_modelled, self.setup, cap, sees=is_read
+        )
         values, not_modelled, setup = parts
         return replace(self, values=values, not_modelled=not_modelled, setup=setup)
 
@@ -225,6 +232,7 @@ def settle(
         new_name = with_changes(str(entry.value), changes)
         value_by_option["model"] = replace(entry, value=new_name)
     _samples(readings, value_by_option)
+    image_cap = value_by_option.pop(PIXELS, None)
     copies = _share_out(value_by_option)
     acting, remarks = values_that_act(value_by_option)
     if "method" in acting and "dtype" not in acting:  # TRL's own default is for models by name
@@ -236,8 +244,9 @@ def settle(
     not_modelled = [remark for reading in readings for remark in reading.not_modelled]
     ignored += [remark for remark in remarks if not remark.why.startswith("not priced")]
     not_modelled += [remark for remark in remarks if remark.why.startswith("not priced")]
-    named_size = any(option in acting for option in ("seq_len", "image_size", "audio_seconds"))
-    if named_size or "inputs" in own_parts:
+    if image_cap is not None and image_cap.level is not Level.DEFAULT:
+        not_modelled.append(open_cap(image_cap))
+    if "seq_len" in acting or "inputs" in own_parts:
         not_modelled = [remark for remark in not_modelled if not remark.key.endswith(LENGTH)]
     not_modelled = list(length_remarks(not_modelled, None, setup))
     if setup.distributed.num_gpus == 1:
@@ -279,6 +288,7 @@ def settle(
         not_modelled=tuple(not_modelled),
         sources=tuple(f"{reading.source} ({reading.format})" for reading in readings),
         setup=setup,
+        image_cap=image_cap,
         readings=tuple(readings),
         named_options=tuple(
             {**(flags or {}), **({} if model is None else {"model": model})}.items()

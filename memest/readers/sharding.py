@@ -21,7 +21,8 @@ from memest.config.deepspeed import (
 from memest.errors import ConfigError
 from memest.readers.documents import find_file, read_document
 from memest.readers.mapping import DocumentKeys
-from memest.readers.values import Bounded, Either, Level, Saving, StepSize, names_of
+from memest.readers.published_deepspeed import published
+from memest.readers.values import Bounded, Either, Level, Missing, Saving, StepSize, names_of
 
 __all__ = [
     "ON_DISK",
@@ -284,7 +285,11 @@ def read_deepspeed_value(keys: DocumentKeys, key: str, value: Any) -> None:
             level=origin.level,
         )
     else:
-        path = find_file(str(value), folder=keys.folder, origin=origin.origin)
+        try:
+            path = find_file(str(value), folder=keys.folder, origin=origin.origin)
+        except ConfigError as error:
+            keys.miss(key, Missing(str(error), str(value), published(keys.framework, str(value))))
+            return
         part = DocumentKeys(
             read_document(path, str(value)),
             source=str(value),

@@ -18,6 +18,7 @@ from memest.readers.sharding import is_on, read_deepspeed_value, read_fsdp
 from memest.readers.values import (
     CHANGES,
     LENGTH,
+    PIXELS,
     Bounded,
     Either,
     KeyOrigin,
@@ -31,7 +32,6 @@ from memest.readers.values import (
 __all__ = [
     "ADAPTER_SWITCHES",
     "IGNORED_KEYS",
-    "IMAGES",
     "METHODS",
     "MODELS",
     "NO_LENGTH",
@@ -76,6 +76,7 @@ MODELS = {
 """The model, under the names that scripts give it."""
 
 SIZES = {
+    "max_pixels": Key(PIXELS, "whole"),
     "block_size": Key("seq_len"),
     "max_source_length": Key("seq_len"),
     "model_max_length": Key("seq_len"),
@@ -84,7 +85,7 @@ SIZES = {
     "max_target_length": Key("target_len"),
     "val_max_target_length": Key("generation_max_length"),
 }
-"""Lengths of samples as the example scripts of transformers call them."""
+"""Sizes of samples as the example scripts of transformers call them, and Qwen's own."""
 
 IGNORED_KEYS = by_key(
     {
@@ -126,6 +127,7 @@ IGNORED_KEYS = by_key(
         ignore_pad_token_for_loss forced_bos_token image_processor_name feature_extractor_name
         accelerator_config data_seed""",
         "seeds change no size": "seed full_determinism",
+        "a cap is what counts": "min_pixels",
         "which stages run is the script's matter: the estimate is of training": """do_train do_eval
         do_predict eval_steps eval_delay eval_on_start eval_do_concat_batches
         eval_use_gather_object batch_eval_metrics""",
@@ -144,6 +146,10 @@ UNMODELLED_KEYS = {
     ),
     "torch_empty_cache_steps": Bounded("empty_cache gives reserved blocks back between steps"),
     "activation_offloading": Saving("activations move to the host between forward and backward"),
+    **dict.fromkeys(
+        ("tune_mm_vision", "tune_mm_mlp", "tune_mm_llm"),
+        Saving("parts of Qwen's script train or do not: all are priced; --freeze says it"),
+    ),
     "bf16_full_eval": Bounded("weights are bfloat16 in evaluation"),
     "fp16_full_eval": Bounded("weights are float16 in evaluation"),
     "parallelism_config": Either("tensor, context and sequence parallelism"),
@@ -186,8 +192,6 @@ WITHOUT_LIGER = "Liger's kernels and its loss of this method; priced is the run 
 
 NO_LENGTH = Either("nothing names it: 512 tokens are taken; --seq-len says it")
 """What is said where nothing names how long samples are."""
-
-IMAGES = "how large images become: the model's own size is priced; --image-size says it"
 
 _EVAL_BATCH = 8
 _EVALUATION_KEYS = """eval_strategy evaluation_strategy per_device_eval_batch_size

@@ -14,9 +14,12 @@ __all__ = [
     "CHANGES",
     "COPIES",
     "FACTORY_SAYS_IT",
+    "IMAGES",
     "LENGTH",
     "LOSS",
     "NOT_HERE",
+    "PIXELS",
+    "PREDICTIONS",
     "PROCESSES",
     "UNKNOWN",
     "Bounded",
@@ -24,6 +27,7 @@ __all__ = [
     "Either",
     "KeyOrigin",
     "Level",
+    "Missing",
     "ReadValue",
     "Remark",
     "Saving",
@@ -85,6 +89,10 @@ COPIES = "copies of shards"
 """In place of an option: how many copies of the model are sharded, over GPUs counted elsewhere."""
 CHANGES = "entries of the model's configuration"
 """In place of an option: what a run changes of them, by name."""
+PIXELS = "pixels of an image at most"
+"""In place of an option: a cap; what sides it comes to is for the model to say."""
+IMAGES = "how large images become: the model's own size is priced; --image-size says it"
+"""Why they are not priced, until the model makes a size of a cap."""
 LENGTH = "length of samples"
 """In place of a key, where nothing names how long samples are."""
 NOT_HERE = "is not here"
@@ -93,6 +101,8 @@ FACTORY_SAYS_IT = " in the place of MODEL says it"
 """How remarks on a script's own module end: whoever names it as the model has said what it is."""
 LOSS = "loss of its own"
 """In place of a key: what a script makes of outputs. Heads of few numbers have no use for it."""
+PREDICTIONS = "predictions"
+"""In place of a key: outputs that an evaluation keeps. Of heads of few numbers they are nothing."""
 UNKNOWN = "memest does not know it"
 """Why a key is ignored of which nothing is known."""
 
@@ -119,6 +129,23 @@ class Either(str):
     """What of a key is not modelled, where the run may take more than what is priced, or less."""
 
     __slots__ = ()
+
+
+class Missing(Bounded):
+    """Why a run cannot be read: it names a DeepSpeed configuration that is not here.
+
+    Attributes:
+        name: of the file, as it is written.
+        document: the one of that name that the tool comes with; None where there is none.
+    """
+
+    __slots__ = ("document", "name")
+
+    def __new__(cls, why: str, name: str, document: dict[str, Any] | None) -> Missing:
+        """The same as text."""
+        made = super().__new__(cls, why)
+        made.name, made.document = name, document
+        return made
 
 
 PROCESSES = Either("as many processes as it starts: 1 is taken; --num-gpus says it")

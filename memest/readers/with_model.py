@@ -7,17 +7,26 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memest.catalog.resolve import resolve_model
+from memest.config.images import FREE_SIZE, ImageSize, length_around, patches_in_rows, taken_unasked
 from memest.config.kinds import Task
 from memest.config.positions import RawConfig, length_limit
 from memest.errors import MemestError
-from memest.readers.values import LENGTH, Either, Level, ReadValue, Remark
+from memest.readers.values import IMAGES, LENGTH, Bounded, Either, Level, ReadValue, Remark, Saving
 from memest.report.result import NOT_MODELLED
 
 if TYPE_CHECKING:
     from memest.catalog.resolve import ModelSource
     from memest.config.setup import Setup
 
-__all__ = ["NO_LABELS", "fitted", "length_remarks", "once_said", "opened_by", "without_varied"]
+__all__ = [
+    "NO_LABELS",
+    "fitted",
+    "length_remarks",
+    "once_said",
+    "open_cap",
+    "opened_by",
+    "without_varied",
+]
 
 _Parts = tuple[tuple[ReadValue, ...], tuple[Remark, ...], "Setup"]
 """Of a run that was read: its values, what is not modelled, and the setup that they make."""
@@ -39,7 +48,13 @@ _NO_SECONDS = Either("nothing names it: 5 s are taken; --audio-seconds says it")
 
 
 def fitted(
-    model: str, values: tuple[ReadValue, ...], not_modelled: tuple[Remark, ...], setup: Setup
+    model: str,
+    values: tuple[ReadValue, ...],
+    not_modelled: tuple[Remark, ...],
+    setup: Setup,
+    image_cap: ReadValue | None = None,
+    *,
+    sees: bool = False,
 ) -> _Parts:
     """The same, guesses of memest and of frameworks within what the model takes.
 
@@ -48,18 +63,25 @@ def fitted(
         values: of the run.
         not_modelled: what of the run is not modelled.
         setup: that the values make.
+        image_cap: the most pixels of an image; None for no cap.
+        sees: something was read, which would say how large images are.
     """
-    unchanged = values, not_modelled, setup
     guess = next((each for each in values if each.option == "seq_len"), None)
     is_guess = guess is not None and guess.level is Level.DEFAULT
     is_open = any(remark.key.endswith(LENGTH) for remark in not_modelled)
-    if not (is_guess or is_open):
-        return unchanged
+    if not (is_guess or is_open or sees):
+        return values, not_modelled, setup
     try:
         source: ModelSource | None = resolve_model(model)
     except MemestError:  # who builds the model says what is wrong with it
         source = None
-    if is_open and not _takes_tokens(source, setup.task):
+    if sees and source is not None and source.config is not None and setup.task in _SEEING:
+        length = None if is_guess else setup.seq_len
+        parts = _with_images(source.config, image_cap, length, (values, not_modelled, setup))
+        values, not_modelled, setup = parts
+    unchanged = values, not_modelled, setup
+    is_sized = setup.image_size is not None or setup.audio_seconds is not None
+    if is_open and (is_sized or not _takes_tokens(source, setup.task)):
         return _with_length(source, values, not_modelled, setup)
     if setup.rollouts is not None:  # prompts and completions share it
         return unchanged
@@ -85,13 +107,75 @@ def length_remarks(
     kind = "" if source is None else source.auto_class
     speaks = setup.task is Task.SPEECH_SEQ2SEQ or kind == "AutoModelForSpeechSeq2Seq"
     sounds = setup.task in _OF_SOUND or kind in _OF_SOUND.values()
+    # what has a size of another kind has no tokens, but for text around an image
+    is_sized = setup.image_size is not None or setup.audio_seconds is not None
+    has_words = source is None or (source.config is not None and _has_words(source.config))
     for remark in remarks:
-        if not remark.key.endswith(LENGTH) or _takes_tokens(source, setup.task):
+        has_tokens = _takes_tokens(source, setup.task) and (has_words or not is_sized)
+        if has_tokens or not remark.key.endswith(LENGTH):
             yield remark
         elif speaks and setup.target_len is None:
             yield Remark(remark.key.replace("samples", "labels"), NO_LABELS)
         elif sounds and setup.audio_seconds is None:
             yield Remark(remark.key, _NO_SECONDS)
+
+
+def open_cap(cap: ReadValue) -> Remark:
+    """What is said of the most pixels of an image where no model is known."""
+    return Remark(cap.origin, IMAGES)
+
+
+_SEEING = (Task.AUTO, Task.IMAGE_TEXT_TO_TEXT)
+_IMAGES = "size of images"
+_VISION_PART = {"vision_config", "thinker_config"}
+
+
+def _with_images(
+    config: Mapping[str, Any], cap: ReadValue | None, length: int | None, parts: _Parts
+) -> _Parts:
+    """The same with the size of images that a cap comes to, or that nothing names.
+
+    Args:
+        config: the model's.
+        cap: the most pixels of an image; None where nothing names them.
+        length: tokens of a sample; None where they are open.
+        parts: of the run.
+    """
+    values, remarks, setup = parts
+    remarks = tuple(each for each in remarks if cap is None or str(each) != str(open_cap(cap)))
+    assumed = taken_unasked(config)
+    if not (assumed or cap):
+        return parts
+    in_rows = patches_in_rows(str(config.get("model_type")))
+    size, side = ImageSize(config), setup.image_size or FREE_SIZE
+    added: tuple[Remark, ...] = ()
+    if setup.image_size is not None:
+        pass
+    elif cap is not None and in_rows:
+        side = size.up_to(int(cap.value), length)
+        origin = f"{cap.origin} ({int(cap.value):,} pixels)"
+        values = (*values, replace(cap, option="image_size", value=side, origin=origin))
+        setup = replace(setup, image_size=side)
+        why = f"no image has more: all are priced so ({side} x {side}); --image-size says it"
+        added = (Remark(cap.origin, Saving(why)),)
+    elif cap is not None and not assumed:
+        if cap.level is Level.DEFAULT or not _VISION_PART & config.keys():
+            return _with_remarks(remarks, values, parts[1], setup)
+        why = "the size that the model brings all images to is priced"
+        added = (Remark(cap.origin, Bounded(why)),)
+    else:
+        why = f"nothing names it: {assumed}, one image a sample; --image-size says it"
+        added = (Remark(_IMAGES, Either(why)),)
+    if in_rows:
+        tokens = size.tokens(side)
+        why = (
+            f"nothing names it: {length_around(tokens)} tokens are taken, {tokens} of them an "
+            "image's; --seq-len says it"
+        )
+        remarks = tuple(
+            Remark(each.key, Either(why)) if each.key.endswith(LENGTH) else each for each in remarks
+        )
+    return _with_remarks((*remarks, *added), values, parts[1], setup)
 
 
 def _with_length(

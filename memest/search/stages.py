@@ -115,6 +115,8 @@ def stages(
     refusal: MemestError | None = None
     for name, changes in _variants(distributed, node_size):
         extra_options = {} if changes == _ALONE else dict(multi_gpu_options)
+        if base.setup.cast_weights and changes.keys() & {"zero", "fsdp"}:
+            extra_options["cast_weights"] = ()
         if "fsdp" in changes:
             extra_options |= fsdp_options
         elif not changes:
@@ -141,6 +143,11 @@ def stages(
         raise refusal
     num_parameters, largest = _counts(next(iter(runs.values())))
     notes = _unlike(runs)
+    if base.setup.cast_weights:
+        casts = ", ".join(base.setup.cast_weights)
+        notes.append(
+            f"--cast-weights {casts} is of one GPU and DDP: who shards weights settles their dtype"
+        )
     notes += notes_of_each({row.name: row.estimate.notes for row in rows if row.estimate})
     return StageTable(
         model=_id(rows),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +17,29 @@ from memest.config.idle_options import smallest_micro_batch
 from memest.config.installed import release
 from memest.config.options import argument, no_gpu
 from memest.config.parallelism import Strategy
-from memest.config.quantization import Format
-from memest.config.rollouts import Engine
 from memest.config.setup import Precision, Setup
 from memest.config.spelling import command_words
 from memest.errors import MemestError, NotKnownError
 from memest.estimation.gpu_target import Place
-from memest.events import Category
+from memest.events import Category, Phase
 from memest.report.result import Estimate, Spot, Verdict
 from memest.report.suggestions import Suggestion, Suggestions
-from memest.search.combos import LOSSES, STATES_OF, implementations, losses, other_precisions
+from memest.search.changes import (
+    ALL_LINEAR,
+    NOTHING,
+    Change,
+    batches_of,
+    cut_from_host,
+    lean_of,
+    more_gpus,
+    other_implementations,
+    other_optimizers,
+    sleeping_engine,
+    smaller_evaluations,
+    with_adapters,
+    with_checkpointing,
+)
+from memest.search.combos import LOSSES, losses, other_precisions
 from memest.search.cost import Probe
 from memest.search.profile import Profile
 from memest.search.profile import profile as make_profile
@@ -38,9 +50,6 @@ if TYPE_CHECKING:
 __all__ = ["effort_for", "suggest", "suggestions_of"]
 
 Progress = Callable[[str], None]
-
-_MOST_GPUS = 8
-_RANK = 16
 
 
 def suggest(
@@ -165,39 +174,6 @@ def suggestions_of(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """Something to try.
-
-    Attributes:
-        kind: of which one suggestion is enough.
-        words: what is done, as a phrase.
-        options: what is given in addition or in place.
-        distance: how far it leads from the run that was asked for; 0 trains the same.
-        training: what makes the training another one.
-    """
-
-    kind: str
-    words: str
-    options: dict[str, Any] = field(hash=False)
-    distance: int = 0
-    training: str = ""
-
-    def includes(self, made: Suggestion) -> bool:
-        """Whether all that another one does is done here, and more."""
-        return all(self.options.get(name) == value for name, value in made.options)
-
-    def then(self, other: _Change) -> _Change:
-        """Both together."""
-        return _Change(
-            f"{self.kind} {other.kind}".strip() if not other.distance else other.kind,
-            f"{self.words}, {other.words}".removeprefix(", "),
-            {**self.options, **other.options},
-            max(self.distance, other.distance),
-            other.training or self.training,
-        )
-
-
 class _Search:
     """Tries changes of one run."""
 
@@ -212,7 +188,7 @@ class _Search:
         self.base = self.probe.estimate()
         self._room = self.base.gpu.usable_bytes if self.base.gpu else 0
         # nothing surely fits that does more than is priced
-        self._looked_at: dict[_Change, Suggestion] = {}
+        self._looked_at: dict[Change, Suggestion] = {}
         self._best = {Verdict.FITS, *([Verdict.CANNOT_SAY] if self.base.setup.unpriced else ())}
 
     def changes(self, count: int) -> tuple[tuple[Suggestion, ...], Suggestion | None]:
@@ -222,7 +198,7 @@ class _Search:
             return ((larger,) if larger is not None else ()), None
         if self.base.verdict is Verdict.CANNOT_SAY and self.base.setup.unpriced:
             return (), None  # what is not priced may still not fit, whatever else changes
-        tried: list[tuple[_Change, Suggestion]] = []
+        tried: list[tuple[Change, Suggestion]] = []
         for ways in self._kinds():
             found = {change.kind for change, made in tried if made.verdict in self._best}
             if len(found) >= count:
@@ -264,10 +240,13 @@ class _Search:
 
     # -- what is tried
 
-    def _kinds(self) -> Iterator[Iterator[_Change]]:
+    def _kinds(self) -> Iterator[Iterator[Change]]:
         """For each kind the ways to it, of which the first that fits is taken."""
         setup = self.base.setup
-        lean = _lean(setup)
+        lean = lean_of(setup)
+        if self.base.peak_at.phase is Phase.EVALUATION:
+            for ways in smaller_evaluations(setup):
+                yield iter((*ways, *(lean.then(change) for change in ways if lean.options)))
         if self._keeps_method:
             yield from self._of_same_method(setup, lean)
         # beside a base of 4 bits and shards recomputing comes first, as people train so
@@ -276,23 +255,23 @@ class _Search:
             yield self._leaner(setup, leaner if "qlora" in change.options else change, leaner)
         if self._is_brief:
             return
-        yield (lean.then(change) for change in _cut_from_host(setup))
-        yield (lean.then(change) for change in _more_gpus(setup))
+        yield (lean.then(change) for change in cut_from_host(setup))
+        yield (lean.then(change) for change in more_gpus(setup))
 
-    def _of_same_method(self, setup: Setup, lean: _Change) -> Iterator[Iterator[_Change]]:
+    def _of_same_method(self, setup: Setup, lean: Change) -> Iterator[Iterator[Change]]:
         """Those of them that train the weights that were asked for, on the GPUs there are."""
         if self._can_fit(with_states=True):
-            for change in (*_implementations(setup), *_engine(setup)):
+            for change in (*other_implementations(setup), *sleeping_engine(setup)):
                 yield iter((change,))
             yield self._losses()
-            yield self._smaller_batches(setup, _NOTHING)
+            yield self._smaller_batches(setup, NOTHING)
             if lean.options:
                 ways = chain((lean,), self._smaller_batches(setup, lean))
-                yield chain(_checkpointing(setup), ways)
+                yield chain(with_checkpointing(setup), ways)
             yield self._precisions(setup)
         if self._can_fit(with_states=False) and not self._is_brief:
-            for change in _optimizers(setup):
-                yield self._leaner(setup, change, _lean(setup, optimizer=False).then(change))
+            for change in other_optimizers(setup):
+                yield self._leaner(setup, change, lean_of(setup, optimizer=False).then(change))
 
     def _can_fit(self, *, with_states: bool) -> bool:
         """Whether what is there at the end of a step fits, whatever is done about the rest."""
@@ -309,35 +288,35 @@ class _Search:
         shared = distributed.shares_model or distributed.strategy is not Strategy.NONE
         return shared or model.parameter_bytes + trained + states <= self._room
 
-    def _leaner(self, setup: Setup, change: _Change, leaner: _Change) -> Iterator[_Change]:
+    def _leaner(self, setup: Setup, change: Change, leaner: Change) -> Iterator[Change]:
         """A change, the same in less memory, and that in smaller micro-batches."""
         yield change
         if leaner != change:
             yield leaner
         yield from self._smaller_batches(setup, leaner)
 
-    def _smaller_batches(self, setup: Setup, first: _Change) -> Iterator[_Change]:
+    def _smaller_batches(self, setup: Setup, first: Change) -> Iterator[Change]:
         """The largest micro-batch that fits and divides what a step has, if there is one."""
         if self._is_brief:
             return
         smallest = smallest_micro_batch(setup, setup.batch * setup.grad_accum)
         for batch in range(setup.batch - 1, smallest - 1, -1):
             if setup.batch % batch == 0:
-                yield first.then(_batches_of(setup, batch))
+                yield first.then(batches_of(setup, batch))
 
-    def _adapters(self, setup: Setup) -> list[_Change]:
+    def _adapters(self, setup: Setup) -> list[Change]:
         """Adapters as peft knows them for the model; where it knows none, on all linear layers."""
-        changes = list(_adapters(setup))
+        changes = list(with_adapters(setup))
         if changes and setup.adapter is None and self._look(changes[0]) is None:
-            return [change.then(_ALL_LINEAR) for change in changes]
+            return [change.then(ALL_LINEAR) for change in changes]
         return changes
 
-    def _losses(self) -> Iterator[_Change]:
+    def _losses(self) -> Iterator[Change]:
         """Losses without all logits, where logits are a large part of what the run takes."""
         setup = self.base.setup
         if self.base.has_many_logits:
             for words in losses(setup):
-                yield _Change("loss", words, LOSSES[words])
+                yield Change("loss", words, LOSSES[words])
 
     def look_at_losses(self) -> None:
         """Try them where the run would fit without its logits, which is worth a trace."""
@@ -348,12 +327,12 @@ class _Search:
                 if self._look(change) is not None:
                     return
 
-    def _precisions(self, setup: Setup) -> Iterator[_Change]:
+    def _precisions(self, setup: Setup) -> Iterator[Change]:
         if setup.precision is Precision.FP32:
             for precision in other_precisions(self.probe, setup):
                 name = precision.value
                 training = f"{name} in place of {setup.precision.value}"
-                change = _Change("precision", f"{name} autocast", {name: True}, 1, training)
+                change = Change("precision", f"{name} autocast", {name: True}, 1, training)
                 yield change
                 yield from self._smaller_batches(setup, change)
 
@@ -364,19 +343,19 @@ class _Search:
         if batch <= self.base.setup.batch:
             return None
         return self._made(
-            _Change("batch", f"batches of {batch}", {"batch": batch}, 1, "a larger batch")
+            Change("batch", f"batches of {batch}", {"batch": batch}, 1, "a larger batch")
         )
 
     # -- what it comes to
 
-    def _look(self, change: _Change) -> Suggestion | None:
+    def _look(self, change: Change) -> Suggestion | None:
         """What was made of a change; what was not is asked again, it may be known by then."""
         made = self._looked_at.get(change) or self._made(change)
         if made is not None:
             self._looked_at[change] = made
         return made
 
-    def _made(self, change: _Change) -> Suggestion | None:
+    def _made(self, change: Change) -> Suggestion | None:
         """The run with a change; None where the model, or what is installed, rules it out."""
         try:
             setup = self._profile.setup_for(**change.options)
@@ -403,111 +382,7 @@ class _Search:
         return self.probe.seconds_per_sample(**options) / self.probe.seconds_per_sample()
 
 
-def _rank(each: tuple[_Change, Suggestion]) -> tuple[bool, int, float, int]:
+def _rank(each: tuple[Change, Suggestion]) -> tuple[bool, int, float, int]:
     change, made = each
     time = made.relative_time or 1.0
     return made.verdict is not Verdict.FITS, change.distance, time, -made.gain_bytes
-
-
-_NOTHING = _Change("", "", {})
-_ALL_LINEAR = _Change("", "on all linear layers", {"lora_target_modules": "all-linear"})
-
-
-def _lean(setup: Setup, *, optimizer: bool = True) -> _Change:
-    """What trains the same in less memory; without what another optimizer would replace."""
-    change = _NOTHING
-    for each in (*_implementations(setup), *_engine(setup), *_checkpointing(setup)):
-        if optimizer or "optim" not in each.options:
-            change = change.then(each)
-    return change
-
-
-def _batches_of(setup: Setup, batch: int) -> _Change:
-    accum = setup.grad_accum * (setup.batch // batch)
-    options = {"batch": batch, "grad_accum": accum}
-    return _Change("batch", f"micro-batches of {batch}, {accum} a step", options)
-
-
-def _implementations(setup: Setup) -> Iterator[_Change]:
-    """Other implementations of the same."""
-    for options in implementations(setup):
-        for name, value in options.items():
-            yield _Change(name, value if name == "optim" else f"{value} attention", options)
-
-
-def _checkpointing(setup: Setup) -> Iterator[_Change]:
-    if setup.checkpointing == "none":
-        yield _Change("checkpointing", "checkpointing", {"checkpointing": "full"})
-
-
-def _engine(setup: Setup) -> Iterator[_Change]:
-    """An engine on the GPU that is there while it writes alone."""
-    rollouts = setup.rollouts
-    if rollouts is not None and rollouts.engine is Engine.VLLM and not rollouts.engine_sleeps:
-        yield _Change("engine", "vLLM asleep while the model trains", {"engine_sleeps": True})
-
-
-def _optimizers(setup: Setup) -> Iterator[_Change]:
-    """Fewer or smaller states; those of adapters are small anyway."""
-    optim = setup.optimizer
-    if setup.adapter is not None:
-        return
-    if optim.startswith("adam") and "bit" not in optim:
-        training = f"states of 8 bits in place of {optim}'s"
-        yield _Change("optimizer", "8-bit AdamW", {"optim": "adamw_bnb_8bit"}, 2, training)
-    if STATES_OF.get(optim, 2) > STATES_OF["adafactor"]:
-        training = f"in place of {optim}"
-        yield _Change("optimizer", "Adafactor", {"optim": "adafactor"}, 2, training)
-
-
-def _adapters(setup: Setup) -> Iterator[_Change]:
-    """Adapters, and a base of fewer bits below them."""
-    if setup.quantization is not None:
-        return
-    base = "a base of 4 bits"
-    if setup.adapter is not None:
-        yield _Change("4-bit base", "QLoRA", {"qlora": True}, 4, base)
-        return
-    rank, alone = {"lora_r": _RANK}, "trains adapters only"
-    yield _Change("adapter", f"LoRA of rank {_RANK}", rank, 3, alone)
-    yield _Change("4-bit base", "QLoRA", {"qlora": True, **rank}, 4, f"{alone}, beside {base}")
-
-
-def _cut_from_host(setup: Setup) -> Iterator[_Change]:
-    """Shards of 4-bit weights that are cut in host memory: else each GPU has them whole at first.
-
-    FSDP1 flattens the weights of a unit into one of one dtype, hence their storage and the rest.
-    """
-    base, distributed = setup.quantization, setup.distributed
-    half = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}.get(setup.precision)
-    is_4bit = base is not None and base.format is Format.BNB_4BIT
-    if not is_4bit or half is None or distributed.strategy is not Strategy.FSDP:
-        return
-    options = {
-        "fsdp_version": 1,
-        "fsdp_cpu_ram_efficient_loading": True,
-        "bnb_4bit_quant_storage": half,
-        "dtype": half,
-        "prepare_kbit": False,
-    }
-    training = f"what is not quantised is {half}"
-    yield _Change("loading", "FSDP1, cut in host memory", options, 3, training)
-    words = "FSDP1, cut and kept in host memory"
-    yield _Change("loading", words, {**options, "fsdp_offload": True}, 3, training)
-
-
-def _more_gpus(setup: Setup) -> Iterator[_Change]:
-    """Shards on as many GPUs as it takes, up to those of one machine."""
-    distributed = setup.distributed
-    if distributed.shares_model or distributed.pp > 1:
-        return
-    sharded = distributed.strategy in (Strategy.FSDP, Strategy.ZERO)
-    shards = {} if sharded else {"fsdp": "full_shard"}
-    name = "shards" if sharded else "FSDP"
-    number = max(distributed.num_gpus * (2 if distributed.num_gpus > 1 and sharded else 1), 2)
-    while number <= _MOST_GPUS:
-        options = {**shards, "num_gpus": number}
-        yield _Change(
-            "gpus", f"{name} on {number} GPUs", options, 5, f"{number} GPUs, each with its batch"
-        )
-        number *= 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from memest.readers.scripts.calling import root_of
+from memest.readers.scripts.calling import innermost, root_of
 from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.found import Found
 from memest.readers.scripts.lightning import lightning_of
@@ -26,6 +26,11 @@ _MAKERS = frozenset("zeros ones empty full rand randn randint arange eye".split(
 _LARGE = 1 << 20
 """Elements below which a tensor of a script's own is no matter."""
 _NO_WEIGHTS = ("Loss", "Dropout", "ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "Softmax", "Identity")
+_MODELS_OF_OTHERS = ("clip.load", "timm.create_model", "torch.hub.load")
+"""Functions that make models, beside classes."""
+_NO_MODELS = ("torch", "torchmetrics", "torchvision", "numpy", "accelerate")
+_SMALL = ("Loss", "Criterion", "Metric", "Meter", "Accuracy", "Processor", "Tokenizer", "Scheduler")
+"""Ends of names of classes that hold hardly a weight."""
 _WRAPPERS = ("DataParallel", "DistributedDataParallel", "Module", "ModuleList", "Sequential")
 
 
@@ -52,8 +57,34 @@ def _besides(found: Found) -> Iterator[tuple[Call, str, str]]:
         elif name in _MAKERS and call.library == "torch" and not call.loops:
             if _is_on_gpu(call) and _elements(call) >= _LARGE:
                 yield call, call.path, "a tensor of the script's own on the GPU"
+        elif (beside := _moved_beside(call, found)) is not None:
+            is_copy = beside.path == "copy.deepcopy"
+            what = "copies of the weights" if is_copy else "a further model in memory"
+            yield (
+                beside,
+                beside.name if is_copy else beside.kind or beside.path,
+                f"{what}, on the GPU: priced without",
+            )
         elif _is_further_module(call, found):
             yield call, call.path, "a module of the script's own beside the model: priced without"
+
+
+def _moved_beside(call: Call, found: Found) -> Call | None:
+    """What makes a module that is moved to a device and is not the one that trains."""
+    made = root_of(call.receiver) if call.name in ("to", "cuda") else None
+    if not isinstance(made, Call) or call.loops or found.model is None:
+        return None
+    if made in (root_of(found.model), innermost(found.model), found.load) or made in found.loads:
+        return None
+    if made.path == "copy.deepcopy":
+        given = made.argument(0, "x")
+        copied = None if given is None else root_of(given.data)
+        of_model = isinstance(copied, Call) and copied in (root_of(found.model), found.load)
+        return None if of_model else made  # what is copied of the model is named as a change
+    if made.path in _MODELS_OF_OTHERS:
+        return made
+    is_class = made.kind[:1].isupper() and made.library not in _NO_MODELS
+    return made if is_class and not made.kind.endswith(_SMALL) else None
 
 
 def _wants_gradients(call: Call) -> bool:

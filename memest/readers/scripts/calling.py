@@ -37,6 +37,7 @@ __all__ = [
     "SLICE",
     "WRAPPERS",
     "Calls",
+    "innermost",
     "is_over_weights",
     "root_of",
 ]
@@ -100,6 +101,20 @@ def root_of(data: Any) -> Any:
         if inner is None or not isinstance(inner.data, (Call, list)):
             return data
         data = inner.data
+    return data
+
+
+def innermost(data: Any) -> Any:
+    """The same, with what cannot be told inside of wrappers."""
+    for _ in range(50):
+        data = root_of(data)
+        inner = data.argument(0, "model", "module") if isinstance(data, Call) else None
+        if isinstance(data, Call) and data.name in WRAPPERS and inner is not None:
+            data = inner.data
+        elif isinstance(data, Call) and data.name in _SAME and data.receiver is not None:
+            data = data.receiver
+        else:
+            break
     return data
 
 

@@ -209,7 +209,7 @@ def is_optimizer(call: Call) -> bool:
         return "lr_scheduler" not in call.path and "swa" not in call.path
     if call.library == "timm" and call.name == "create_optimizer_v2":
         return True
-    if not call.name[:1].isupper():
+    if not call.name[:1].isupper() or call.library == "collections":
         return False
     known_here = call.name in _OTHERS.get(call.library, {})
     return known_here or (first is not None and _is_parameters(first))

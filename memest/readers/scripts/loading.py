@@ -19,6 +19,7 @@ from memest.readers.scripts.calls import (
 )
 from memest.readers.scripts.document import MODEL_KEY, CallDocument
 from memest.readers.scripts.found import Found
+from memest.readers.scripts.images import put_pixels
 from memest.readers.scripts.things import (
     Call,
     Class,
@@ -119,6 +120,8 @@ def read_loading(found: Found) -> tuple[DocumentReading, set[str]]:
         if found.adapts and _trainer_of_trl(found) == "sft":
             quantised = _is_quantised(document)
             note_adapters(keys, quantised=quantised, by_trainer=found.trainer_adapts)
+    if load is not None and not is_vision_load(load):
+        put_pixels(keys, document, found)
     if load is not None and task:
         keys.set_at("task", task, document.origin(load.line, None, load.kind))
     return document.reading(keys), document.used

@@ -25,6 +25,7 @@ from memest.readers.scripts.sharding import (
     with_deepspeeds_optimizer,
 )
 from memest.readers.scripts.things import Call, Symbol, Unknown, Value
+from memest.readers.scripts.validation import read_validation
 from memest.readers.scripts.vision import is_vision_load
 from memest.readers.sharding import read_deepspeed_value, read_fsdp
 from memest.readers.training_arguments import NO_LENGTH
@@ -163,30 +164,13 @@ def _batch(document: CallDocument, found: Found, loader: Call | Unknown | None) 
             document.say("batch", _SAMPLES, call.line)
         else:
             document.put("batch", value, call.unconditional())
-    _evaluation(document, found, [call for call in loaders if call not in training])
+    read_validation(document, found, [call for call in loaders if call not in training])
     if not loaders:
         document.miss(
             0,
             "batch",
             Either("nothing that can be told makes batches: 8 samples are taken; --batch says it"),
         )
-
-
-def _evaluation(document: CallDocument, found: Found, loaders: list[Call]) -> None:
-    """What evaluates with larger batches than it trains with, or keeps what it evaluates.
-
-    Training holds logits and their gradients at once, an evaluation the logits alone: twice as many
-    samples take no more.
-    """
-    batch = document.get("batch")
-    for call in loaders:
-        value = call.argument(1, "batch_size")
-        size = None if value is None else value.data
-        if isinstance(size, int) and isinstance(batch, int) and size > 2 * batch:
-            document.miss(call.line, "batch_size", f"{size} samples at once besides the training")
-    for call in found.named("gather_for_metrics"):
-        document.miss(call.line, call.name, "what an evaluation gathers from all GPUs and keeps")
-        return
 
 
 def _precision(document: CallDocument, found: Found) -> None:

@@ -18,7 +18,7 @@ from memest.readers.scripts.things import Call, Unknown
 from memest.readers.scripts.vision import is_vision_load
 from memest.readers.values import LOSS, Either
 
-__all__ = ["read_body"]
+__all__ = ["is_forward", "keeps_tensors", "read_body"]
 
 _STEP = frozenset(
     """backward step zero_grad clip_grad_norm_ clip_grad_value_ clip_gradients accumulate autocast
@@ -92,13 +92,14 @@ def _besides(found: Found) -> Iterator[tuple[int, str, str]]:
         kept = call.keywords.get("retain_graph")
         if call.name == "backward" and kept is not None and kept.data is not False:
             yield call.line, "retain_graph", "the graph of a step is kept beside the next one's"
-        elif call.name in ("append", "extend") and _keeps_tensors(call):
+        elif call.name in ("append", "extend") and keeps_tensors(call):
             yield call.line, call.name, "tensors of every step are kept: priced without"
         elif call.path == SLICE:
             yield call.line, "slice", "a part of a tensor is taken: priced is the whole batch"
         elif _is_loss(call):
             if not _is_priced_loss(call, found):
                 why = "what it makes of the outputs is not read: the model's is priced"
+                why += "" if found.load is not None else "; --loss says it"
                 yield call.line, LOSS, why
         elif not _is_known(call, found):
             name = call.path.removeprefix("?.")
@@ -116,7 +117,7 @@ def _forwards(
                 why = f"{len(since)} forwards before one backward: one is priced"
                 yield since[1].line, "forward", why
             since = []
-        elif _is_forward(call, found):
+        elif is_forward(call, found):
             if len(call.loops) > len(loops):
                 yield call.line, "forward", "a forward in a loop of its own: one is priced"
             elif not call.conditional:
@@ -127,7 +128,7 @@ def _forwards(
                     yield call.line, name, "every layer's output is kept with the outputs"
 
 
-def _is_forward(call: Call, found: Found) -> bool:
+def is_forward(call: Call, found: Found) -> bool:
     """Whether a call is one of the model that trains."""
     if call.path == "?.model":
         return True
@@ -150,12 +151,13 @@ def _is_priced_loss(call: Call, found: Found) -> bool:
     return is_entropy and found.load is not None and is_vision_load(found.load)
 
 
-def _keeps_tensors(call: Call) -> bool:
+def keeps_tensors(call: Call) -> bool:
     """Whether a list of the script's gets what may be a tensor of the GPU."""
     return any(
         (isinstance(data, Unknown) and not _NUMBERS.search(data.why))
         or (isinstance(data, Call) and data.name not in _MOVES)
-        for data in (value.data for value in call.arguments)
+        for value in call.arguments
+        for data in (value.data if isinstance(value.data, list) else [value.data])
     )
 
 

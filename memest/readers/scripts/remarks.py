@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
-
-from memest.catalog.resolve import name_of_module
 from memest.readers.mapping import DocumentKeys
 from memest.readers.scripts.beside_model import read_beside
-from memest.readers.scripts.calling import root_of
+from memest.readers.scripts.calling import innermost
 from memest.readers.scripts.calls import SCRIPT_LOOPS, arguments_of
 from memest.readers.scripts.changes import read_changes
 from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.found import Found
 from memest.readers.scripts.lightning import lightning_of
+from memest.readers.scripts.own_module import typed_for
 from memest.readers.scripts.sharding import reads_deepspeed
 from memest.readers.scripts.things import Call, Unknown
 from memest.readers.scripts.unsloth import is_unsloth
@@ -23,6 +20,7 @@ __all__ = ["read_remarks"]
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _SHARDERS = ("FullyShardedDataParallel", "FSDP", "fully_shard")
+_OF_HUB = ("transformers", "diffusers", "peft", "trl", "torch", "unsloth")
 _BEHIND = "behind the training, which is what is priced"
 
 
@@ -70,11 +68,11 @@ def _model(document: CallDocument, found: Found) -> None:
     elif wrapper is not None:
         what = f"a module of the script's own ({wrapper.subclass})"
         around = " around the model: what it adds is not read" if found.load else ""
-        why = f"{what}{around}; {_factory_of(wrapper, found)}{FACTORY_SAYS_IT}"
+        why = f"{what}{around}; {typed_for(wrapper, found.source)}{FACTORY_SAYS_IT}"
         document.miss(wrapper.line, wrapper.subclass, why)
     named = found.load is not None or (isinstance(found.model, str) and found.model)
     if not named:
-        root = root_of(found.model)
+        root = innermost(found.model)
         line = root.line if isinstance(root, (Call, Unknown)) else 0
         why = (
             root.why
@@ -84,20 +82,19 @@ def _model(document: CallDocument, found: Found) -> None:
         )
         if wrapper is not None:
             why = f"{wrapper.subclass}, a module of the script's own"
+        elif lightning is None and not found.loads and _may_be_imported(root):
+            is_made = isinstance(root, Call)
+            what = f"a module of another file ({why})" if is_made else "it is made elsewhere"
+            typed = typed_for(root, found.source)
+            document.miss(line, "module", f"{what}; {typed}{FACTORY_SAYS_IT}")
         document.miss(line, "model", f"cannot be told without running ({why}); MODEL says it")
 
 
-def _factory_of(module: Call, found: Found) -> str:
-    """What to type for a module of the script's own: its class, and what its forward is given."""
-    source, name = found.source, module.subclass
-    for node in source.body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            place = name_of_module(source.folder or Path(), source.name)
-            methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
-            taken = methods["forward"].args.args[1:2] if "forward" in methods else []
-            inputs = "".join(f" --input '{each.arg}:float32[B,...]'" for each in taken)
-            return f"{place}:{name}{inputs}"
-    return f"package.module:{name}"
+def _may_be_imported(root: object) -> bool:
+    """Whether what makes a model may be a class or a function that memest can be given."""
+    if isinstance(root, Call):
+        return root.library not in _OF_HUB and root.name not in ("from_pretrained", "from_config")
+    return isinstance(root, Unknown) and root.why.endswith(")")
 
 
 def _other_models(document: CallDocument, found: Found) -> None:

@@ -27,6 +27,7 @@ from memest.readers.scripts.vision import is_vision_load
 from memest.readers.values import (
     LENGTH,
     LOSS,
+    PREDICTIONS,
     PROCESSES,
     Bounded,
     DocumentReading,
@@ -60,6 +61,7 @@ _OF_OUTPUTS = tuple(
         "label_smoothing_factor",
         "gather_for_metrics",
         LOSS,
+        PREDICTIONS,
     )
 )
 

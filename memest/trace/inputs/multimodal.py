@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from memest.config.positions import max_positions
+from memest.config.images import FREE_SIZE, LEAST_TEXT, length_around, patches_in_rows
+from memest.config.positions import DEFAULT_SEQ_LEN, max_positions
 from memest.config.setup import Setup
 from memest.errors import ConfigError
 from memest.trace.inputs.audio import FRAME_RATE, WINDOW_SECONDS, seconds_of
@@ -31,15 +32,10 @@ from memest.trace.inputs.tensors import (
     tokens,
     unmodelled,
 )
-from memest.trace.inputs.text import DEFAULT_SEQ_LEN, seq_len_of
+from memest.trace.inputs.text import seq_len_of
 from memest.trace.model.build import BuiltModel
 
 __all__ = ["contrastive", "media_and_text"]
-
-# families that take any resolution name none; about a quarter of a megapixel is common
-_FREE_SIZE = 448
-_ROOM_FOR_TEXT = 128
-_LEAST_TEXT = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +68,9 @@ def media_and_text(
     if not any(name in parameters for name in ("pixel_values", "input_features")):
         raise unmodelled(built_model.model)
     make = _FAMILIES.get(config.model_type)
-    if make is None:
+    if patches_in_rows(config.model_type):
+        make = _row_of_patches
+    elif make is None:
         make = _audio_clip if hasattr(config, "audio_config") else _fixed_grid
     media = make(built_model, setup)
     length, notes = _length(built_model, setup, media)
@@ -120,7 +118,7 @@ def _text_is_seq2seq(config: Any) -> bool:
 
 def _length(built_model: BuiltModel, setup: Setup, media: Media) -> tuple[int, list[str]]:
     """The text's length in all, placeholders included."""
-    least = media.placeholders + _LEAST_TEXT if media.placeholders else 1
+    least = media.placeholders + LEAST_TEXT if media.placeholders else 1
     limit = max_positions(built_model.config)
     what, option = ("image", "--image-size") if media.image_size else ("clip", "--audio-seconds")
     if limit and least > limit:
@@ -131,7 +129,7 @@ def _length(built_model: BuiltModel, setup: Setup, media: Media) -> tuple[int, l
     if setup.seq_len is None and not media.placeholders:
         return seq_len_of(built_model, setup)
     if setup.seq_len is None:
-        length = max(DEFAULT_SEQ_LEN, 64 * math.ceil((media.placeholders + _ROOM_FOR_TEXT) / 64))
+        length = length_around(media.placeholders)
         length = min(length, limit) if limit else length
         note = f"sequence length {length}, placeholders included (--seq-len sets it)"
         return length, [note]
@@ -307,7 +305,7 @@ def _padded_tiles(built_model: BuiltModel, setup: Setup) -> Media:
 
 def _round_size(setup: Setup, unit: int) -> tuple[int, tuple[str, ...]]:
     """A side that is a multiple of ``unit``, and what was assumed."""
-    requested_size = setup.image_size or _FREE_SIZE
+    requested_size = setup.image_size or FREE_SIZE
     size = max(unit, round(requested_size / unit) * unit)
     if setup.image_size is None:
         return size, (f"images of {size} x {size} (any size goes; --image-size sets it)",)
@@ -422,11 +420,6 @@ _FAMILIES: dict[str, Callable[[BuiltModel, Setup], Media]] = {
     "granite_speech": _blocks_of_frames,
     "idefics3": _split_tiles,
     "smolvlm": _split_tiles,
-    **dict.fromkeys(
-        """qwen2_vl qwen2_5_vl qwen2_5_omni qwen2_5_omni_thinker qwen3_vl qwen3_vl_moe qwen3_5
-        qwen3_5_moe qwen3_omni_moe qwen3_omni_moe_thinker glm4v glm4v_moe""".split(),
-        _row_of_patches,
-    ),
 }
 
 

@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 
-from memest.config.positions import assumed_length, check_length, length_limit
+from memest.config.positions import (
+    DEFAULT_SEQ_LEN,
+    assumed_length,
+    check_length,
+    length_limit,
+    more_positions,
+)
 from memest.config.setup import Setup, Task
 from memest.trace.inputs.tensors import (
     WORD,
@@ -23,9 +29,8 @@ from memest.trace.inputs.tensors import (
 )
 from memest.trace.model.build import BuiltModel
 
-__all__ = ["DEFAULT_SEQ_LEN", "seq_len_of", "text"]
+__all__ = ["seq_len_of", "text"]
 
-DEFAULT_SEQ_LEN = 512
 NUM_CHOICES = 4
 # families whose tokenizers return token_type_ids
 _TOKEN_TYPES = frozenset(
@@ -45,7 +50,8 @@ def seq_len_of(built_model: BuiltModel, setup: Setup) -> tuple[int, list[str]]:
     if setup.seq_len is None:
         length = min(DEFAULT_SEQ_LEN, limit) if limit else DEFAULT_SEQ_LEN
         return length, [assumed_length(length)]
-    check_length("seq-len", setup.seq_len, limit, what)
+    more = more_positions(built_model.config, setup)
+    check_length("seq-len", setup.seq_len, limit, what, more)
     return setup.seq_len, []
 
 

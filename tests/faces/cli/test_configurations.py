@@ -480,3 +480,18 @@ def test_what_is_left_of_it_is_open_on_its_own_side(place):
     swept = read_question(["train.py"], told, axes=["eval-samples=16,200"])
     assert "unpriced" not in swept.options
     assert "whole predictions are priced" in str(swept.options["overpriced"])
+
+
+@pytest.mark.slow
+def test_stages_lays_beside_each_other_what_a_file_chose(tmp_path, capsys):
+    """What the file says of sharding is one row of the table; what is typed is refused."""
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "model_name_or_path: prajjwal1/bert-tiny\nper_device_train_batch_size: 2\nbf16: true\n"
+        "deepspeed: {zero_optimization: {stage: 3}}\n"
+    )
+    words = ["stages", str(file), "--num-gpus", "2", "--seq-len", "32"]
+    assert run(words) == 0
+    assert "ZeRO-2" in capsys.readouterr().out
+    assert run([*words, "--zero", "2"]) == 2
+    assert "that memest stages varies" in capsys.readouterr().err

@@ -337,6 +337,32 @@ def test_a_package_that_is_too_old(monkeypatch):
         Need("bitsandbytes", "why", since=(0, 50)).check()
 
 
+@pytest.mark.parametrize(
+    ("entries", "told"),
+    [
+        ({"model_type": "mistral", "rope_theta": 1e4}, "MODEL?max_position_embeddings=65 in"),
+        ({"model_type": "llama"}, "MODEL?max_position_embeddings=65 in"),
+        ({"model_type": "gptj", "rotary_dim": 4, "n_positions": 64}, "MODEL?n_positions=65 in"),
+        ({"model_type": "bert"}, ""),  # a table of its checkpoint ends there
+    ],
+)
+def test_positions_that_are_angles_may_be_asked_beyond(entries, told):
+    positions = {} if "n_positions" in entries else {"max_position_embeddings": 64}
+    values = {"vocab_size": 100, **positions, **entries}
+    with pytest.raises(ConfigError, match="Use --seq-len 64 or less") as caught:
+        check_lengths(values, "AutoModelForCausalLM", Setup(seq_len=65))
+    assert told in str(caught.value) if told else "MODEL?" not in str(caught.value)
+
+
+def test_what_is_told_of_positions_is_legal():
+    """The length that was refused is answered by what the refusal says to type."""
+    small = "Qwen/Qwen2.5-0.5B?num_hidden_layers=1&max_position_embeddings=64"
+    with pytest.raises(ConfigError, match=r"MODEL\?max_position_embeddings=65 "):
+        memest.estimate(small, seq_len=65, batch=1)
+    longer = small.replace("=64", "=65")
+    assert memest.estimate(longer, seq_len=65, batch=1, max_batch=False).setup.seq_len == 65
+
+
 def test_what_a_file_does_not_tell_is_left_to_the_model():
     bert = {"model_type": "bert", "vocab_size": 100, "max_position_embeddings": 64}
     head = "AutoModelForMaskedLM"

@@ -128,3 +128,60 @@ def test_a_factory_named_by_its_file_is_built(net, ref):
     answer = memest.estimate(ref, batch=2, **OWN)
     assert answer.model.parameters == 16 * 4 + 4
     assert answer.model.id == ref.removeprefix("./").replace("/", ".").replace(".py:", ":")
+
+
+UNET = """
+from torch import nn
+class UNet(nn.Module):
+    def __init__(self, channels, classes=2, depth=4):
+        super().__init__()
+        self.out = nn.Conv2d(channels, classes, 1)
+    def forward(self, image, time, mask=None):
+        return self.out(image)
+def build(channels, depth):
+    return UNet(channels, depth=depth)
+"""
+TRAINS = """
+import torch
+{imported}
+model = {made}
+loader = torch.utils.data.DataLoader(rows, batch_size=2)
+optimizer = torch.optim.AdamW(model.to("cuda").parameters())
+for images in loader:
+    model(images).mean().backward()
+    optimizer.step()
+"""
+TENSORS = "--input 'image:float32[B,...]' --input 'time:float32[B,...]'"
+
+
+@pytest.mark.parametrize(
+    ("imported", "made", "typed"),
+    [
+        ("from nets.unet import UNet", "UNet(3, depth=5)",
+         f"nets.unet:UNet {TENSORS} --model-arg channels=3 --model-arg depth=5"),
+        ("from nets import UNet", "UNet(channels=args.c)",
+         f"nets:UNet {TENSORS} --model-arg channels=..."),
+        ("import nets.unet", "nets.unet.build(3, 4)",
+         "nets.unet:build --model-arg channels=3 --model-arg depth=4"),
+        ("from nets.unet import UNet", "torch.nn.parallel.DistributedDataParallel(UNet(3))",
+         f"nets.unet:UNet {TENSORS} --model-arg channels=3"),
+        ("from monai.networks.nets import UNet", "UNet(3)", "monai.networks.nets:UNet"),
+        ("from nets import MODELS", "MODELS[args.name](3)", "package.module:name"),
+    ],
+)  # fmt: skip
+def test_what_is_to_be_typed_for_an_imported_module(write, imported, made, typed):
+    """Its name, the tensors that its forward must be given, and what it is made with."""
+    write("nets/unet.py", UNET)
+    write("nets/__init__.py", "from .unet import UNet\nMODELS = {'unet': UNet}\n")
+    write("train.py", TRAINS.format(imported=imported, made=made))
+    with pytest.raises(ConfigError) as caught:
+        read_question(["train.py"], {})
+    assert str(caught.value).endswith(f"memest estimate {typed} --config train.py")
+
+
+def test_a_loss_beside_a_module_is_asked_for(write):
+    """And is settled by whoever names it."""
+    write("mynet.py", SCRIPT)
+    run = memest.read_config("mynet.py", model="mynet:Net", inputs=OWN["inputs"])
+    assert any("--loss says it" in each for each in run.setup.unpriced)
+    assert not memest.read_config("mynet.py", model="mynet:Net", **OWN).setup.unpriced

@@ -202,3 +202,16 @@ def test_plans_that_need_torch_are_left_out_and_the_others_told():
     )
     with pytest.raises(MissingDependencyError, match=r"is answered without --attn-impl"):
         memest.advise("gpt2", effective_batch=8, gpu="t4", attn_implementation="eager")
+
+
+def test_dtypes_that_adapters_are_cast_to_are_of_those_who_do_not_shard() -> None:
+    """As a configuration of LLaMA-Factory names them: who shards settles them, and that is said."""
+    options = {**RUN, "peft": "lora", "dtype": "bfloat16"}
+    table = memest.stages(TINY, cast_weights=["trainable=float32"], **options)
+    rows = {row.name: row for row in table.rows}
+    assert not any("cast" in row.refused.split(":")[0] for row in table.rows)
+    assert any("--cast-weights trainable=float32 is of one GPU and DDP" in n for n in table.notes)
+    sharded = memest.estimate(TINY, **options, zero=2, max_batch=False)
+    assert rows["ZeRO-2"].estimate.peak.device_bytes == sharded.peak.device_bytes
+    cast = memest.estimate(TINY, **options, cast_weights=["trainable=float32"], max_batch=False)
+    assert rows["DDP"].estimate.peak.device_bytes == cast.peak.device_bytes

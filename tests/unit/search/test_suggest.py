@@ -249,3 +249,33 @@ def test_an_engine_sleeps_where_it_is_in_the_way():
 
     assert dict(found.changes[0].options) == {"engine_sleeps": True}
     assert not any("engine_sleeps" in dict(change.options) for change in asleep.changes)
+
+
+STEPS: dict[str, Any] = {"seq_len": 64, "batch": 1, "optim": "sgd", "device_context": "100MiB",
+                         "gpu_memory": "1500MiB"}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_predictions_that_pile_up_are_told_to_go_to_the_host_or_away(wordy: str) -> None:
+    """The steps fit as they are: nothing that changes them would help."""
+    asked = {**STEPS, "eval_batch": 1, "eval_samples": 400}
+    before = memest.estimate(wordy, max_batch=False, **asked)
+    assert (before.peak_at.phase, before.verdict) == ("evaluation", Verdict.DOES_NOT_FIT)
+    host, loss = memest.suggest(wordy, count=2, **asked).changes
+    assert dict(host.options) == {"eval_accumulation_steps": 16}
+    assert dict(loss.options) == {"prediction_loss_only": True}
+    assert (host.changes_training, loss.changes_training != "") == ("", True)
+    for change in (host, loss):
+        after = memest.estimate(wordy, max_batch=False, **{**asked, **dict(change.options)})
+        assert after.peak.device_bytes == change.device_bytes
+        assert after.verdict is change.verdict is Verdict.FITS
+
+
+@pytest.mark.slow
+def test_large_batches_of_an_evaluation_are_told_to_be_the_largest_that_fit(wordy: str) -> None:
+    asked = {**STEPS, "eval_batch": 256}
+    assert memest.estimate(wordy, max_batch=False, **asked).peak_at.phase == "evaluation"
+    (change,) = memest.suggest(wordy, count=1, **asked).changes
+    batch = dict(change.options)["eval_batch"]
+    twice = memest.estimate(wordy, max_batch=False, **{**asked, "eval_batch": 2 * batch})
+    assert twice.verdict is not Verdict.FITS
