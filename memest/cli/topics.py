@@ -380,6 +380,7 @@ is kept: losses or outputs in a list, graphs, predictions of an evaluation; or s
 memest explain-growth run.pickle | a recording of some ten steps: which line of code keeps what
 memest explain-growth memory.csv --gpu a100 | a log, a row a step: whether it grows, and when the
     card is full
+memest explain-growth train.log | what ms-swift, Ultralytics, mmengine or torchtitan printed
 
 A recording is made by torch.cuda.memory._record_memory_history() before the steps, and
 torch.cuda.memory._dump_snapshot("run.pickle") behind them.
