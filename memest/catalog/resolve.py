@@ -136,6 +136,8 @@ def _path_of(ref: str) -> tuple[Path, bool]:
 def _from_file(path: Path, *, ref: str, trust_remote_code: bool) -> ModelSource:
     if path.is_dir():
         file = path / CONFIG_NAME
+        if not file.is_file() and (path / "model_index.json").is_file():
+            file = path / "model_index.json"  # of a pipeline of diffusers, which is told as such
         if not file.is_file():
             raise ConfigError(
                 f"the folder {ref} has no {CONFIG_NAME}: give the folder that save_pretrained "

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["refuse_early", "say_import", "with_own_base"]
 
+_OF_IMAGES = "AutoModelForImageTextToText"
+
 
 def refuse_early(
     source: ModelSource | None,
@@ -76,6 +78,9 @@ def refuse_early(
                     check_scaled(setup, (text_dtype(source.config, setup),))
             if _trains_as_loaded(setup):
                 check_stored(setup, stored_dtype(source.config), source.id)
+            reads_images = source.auto_class == _OF_IMAGES and setup.task is Task.AUTO
+            if reads_images and not setup.method.is_supervised:
+                replace(setup, task=Task.IMAGE_TEXT_TO_TEXT)  # refuses methods without images
             if setup.distributed.tp > 1 and has_no_plan(source.config):
                 raise no_plan(source.id)
             _check_shares(source.config, source.auto_class, setup)

@@ -84,6 +84,8 @@ def _model(document: CallDocument, found: Found) -> None:
         )
         if wrapper is not None:
             why = f"{wrapper.subclass}, a module of the script's own"
+        elif why.startswith("diffusers."):
+            why += ", of several models: `memest help diffusers`"
         document.miss(line, "model", f"cannot be told without running ({why}); MODEL says it")
 
 

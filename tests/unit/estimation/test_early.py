@@ -94,6 +94,11 @@ REFUSED = {
         "qwen2_5_vl: name them with --lora-target-modules, or add --lora-target-modules all-linear "
         "(all but its head). Linear layers in its source are called "),
     ),
+    "a method that has no images": (
+        ["Qwen/Qwen2.5-VL-7B-Instruct", "--method", "grpo"], 2,
+        ("--method grpo and a model of images and text exclude each other: TRL trains some, and of "
+        "its steps the tokens alone are modelled"),
+    ),
     "layers": (
         ["meta-llama/Llama-3.2-1B", "--pp", "32", "--num-gpus", "32"], 2,
         ("--pp 32 makes 32 stages, and the model has 16 layers: each stage needs one. Take --pp 16 "
