@@ -24,6 +24,10 @@ _SAYS: dict[str, str] = {
         "--seq-len N",
     ),
     **dict.fromkeys("vram memory gpu_mem gpu_ram".split(), "--gpu-memory 24GiB"),
+    **dict.fromkeys(
+        "ram host_ram host_mem cpu_memory cpu_mem cpu_ram system_memory node_memory sysmem".split(),
+        "--host-memory 64GiB",
+    ),
     **dict.fromkeys("gpus n_gpus ngpus".split(), "--num-gpus N"),
     **dict.fromkeys("bs micro_batch train_batch".split(), "--batch N"),
     **dict.fromkeys(

@@ -149,7 +149,7 @@ REFUSED = {
     ),
     "an evaluation of one's own step": (
         ["module:make", "--step", "module:step", "--input", "x:float32[B,3]", "--eval-batch", "4"],
-        2, "--eval-batch: an evaluation has no --step: leave one of them out.",
+        2, "An evaluation (--eval-batch, --with eval) has no --step: leave one of them out.",
     ),
     "a compiled step of one's own": (
         ["module:make", "--step", "module:step", "--input", "x:float32[B,3]", "--torch-compile"], 2,
