@@ -330,7 +330,8 @@ def run_fits(
         sentence = budget_sentence(answer, budget, verdict)
         limits.append(_Limit("--fail-over", *sizes, verdict, "", sentence))
     verdicts = [limit.verdict for limit in limits]
-    if (life := answer.life) is not None and life.budget_bytes is not None:
+    life = answer.life
+    if life is not None and life.budget_bytes is not None:
         verdict = Verdict(life.verdict.value)
         # a GPU's verdict stays as it is unless the host stops the run
         if verdict is Verdict.DOES_NOT_FIT or not verdicts:
@@ -348,7 +349,10 @@ def run_fits(
         return code
     # the worst first, whose exit code it is
     worst_first = sorted(limits, key=lambda limit: -limit.verdict.rank)
-    write_out("".join(f"{limit.sentence}\n" for limit in worst_first))
+    sentences = [limit.sentence for limit in worst_first]
+    if life is not None and life.budget_bytes is None:
+        sentences.append(life.sentence)
+    write_out("".join(f"{sentence}\n" for sentence in sentences))
     if not output.quiet:
         _say_what_was_taken(model, options, output)
         if not options.get("log_probs") and (words := trainer_words(answer.setup)):
@@ -356,6 +360,8 @@ def run_fits(
         for remark in () if run is None else run.not_modelled:
             if NOT_HERE in remark.why:  # all of the run's own code is what was not seen
                 output.note(str(remark))
+        for text in () if life is None else life.gpu:
+            output.note(f"GPU: {text}")
         for text in (*answer.notes, *answer.assumptions):
             if isinstance(text, (IdleNote, Emulated)) or "has no effect" in text:
                 output.note(text)

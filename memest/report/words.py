@@ -173,7 +173,7 @@ def verdict_sentence(estimate: Estimate) -> str:
 
 
 def verdict_sentences(estimate: Estimate) -> list[str]:
-    """The answer for each GPU that is named, and that for host memory where a node's is."""
+    """The answer for each GPU that is named, and that for host memory where it was asked for."""
     each = each_gpu(estimate.setup)
     sentences = [
         verdict_sentence(estimate),
@@ -182,8 +182,8 @@ def verdict_sentences(estimate: Estimate) -> list[str]:
             for fit in estimate.named_gpus[1:]
         ),
     ]
-    if (life := estimate.life) is not None and life.budget_bytes is not None:
-        sentences.append(life.sentence)
+    if estimate.life is not None:
+        sentences.append(estimate.life.sentence)
     return sentences
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from memest.config.positions import assumed_length, check_length, length_limit
+from memest.config.positions import assumed_length, check_text_length, length_limit
 from memest.config.setup import Setup, Task
 from memest.trace.inputs.tensors import (
     WORD,
@@ -45,7 +45,7 @@ def seq_len_of(built_model: BuiltModel, setup: Setup) -> tuple[int, list[str]]:
     if setup.seq_len is None:
         length = min(DEFAULT_SEQ_LEN, limit) if limit else DEFAULT_SEQ_LEN
         return length, [assumed_length(length)]
-    check_length("seq-len", setup.seq_len, limit, what)
+    check_text_length(setup, limit, what)
     return setup.seq_len, []
 
 
