@@ -62,6 +62,12 @@ def parse_size(text: str | int) -> int:
     match = _SIZE.match(text)
     factor = _FACTORS.get(match.group(2).lower()) if match else None
     # Python refuses to convert numbers of thousands of digits
+    if match is not None and match.group(2).lower() in ("k", "m", "g", "t"):
+        size, letter = match.group(1)[:_MAX_DIGITS], match.group(2).upper()
+        raise ConfigError(
+            f"{text.strip()[:_MAX_DIGITS]!r} may be {size}{letter}iB, as Slurm, Docker and free "
+            f"count, or {size}{letter}B, as a box says it: write which"
+        )
     if match is None or factor is None or len(match.group(1)) > _MAX_DIGITS:
         raise ConfigError(
             f"{text[:_MAX_DIGITS]!r} is not a size: write a number with B, KiB, MiB, GiB, KB, MB "

@@ -98,7 +98,8 @@ def check_config(
     if "_class_name" in config and "model_type" not in config:
         raise ConfigError(
             f"{label} describes a {config['_class_name']} of diffusers, which memest does not "
-            "build: give a factory of your own instead, package.module:function"
+            "build: give a factory of your own instead, package.module:function (`memest help "
+            "diffusers`)"
         )
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from memest.catalog.gpus import gpu_names, plain_name
+from memest.catalog.gpus import cards_of_word, gpu_names, plain_name
 from memest.config.options import find_option, read_whole
 from memest.errors import ConfigError, UnknownGpuError
 
@@ -17,8 +17,8 @@ def split_gpu_counts(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of an estimate, with the number of GPUs where it belongs.
 
     Args:
-        options: by any keyword; ``gpu`` may be one name or several. Names that no card has are
-            left to whoever looks them up.
+        options: by any keyword; ``gpu`` may be one name or several, also in one word. Names that
+            no card has are left to whoever looks them up.
 
     Returns:
         The same with plain names, and with ``num_gpus`` where they say a number.
@@ -31,7 +31,11 @@ def split_gpu_counts(options: Mapping[str, Any]) -> dict[str, Any]:
         {'gpu': 'h100', 'bf16': True, 'num_gpus': 8}
     """
     gpu = options.get("gpu")
-    names = gpu_names(gpu)
+    given = gpu_names(gpu)
+    names = [card for name in given for card in cards_of_word(name)]
+    if names != given:
+        gpu = tuple(names)
+        options = {**options, "gpu": gpu}
     plain_names, counts = [], {}
     for name in names:
         plain, count = name, None
@@ -56,14 +60,14 @@ def split_gpu_counts(options: Mapping[str, Any]) -> dict[str, Any]:
     number = numbers.pop()
     result: dict[str, Any] = {"num_gpus": number}
     for keyword in find_option("num_gpus").keywords:
-        given = options.get(keyword)
-        if given is None:
+        other = options.get(keyword)
+        if other is None:
             continue
         result = {}
-        if read_whole("--num-gpus", given) != number:
+        if read_whole("--num-gpus", other) != number:
             raise ConfigError(
-                f"--gpu {names[0]} says {number} GPUs and --num-gpus {given}: drop one, for "
-                f"example --gpu {plain_names[0]} --num-gpus {given}."
+                f"--gpu {names[0]} says {number} GPUs and --num-gpus {other}: drop one, for "
+                f"example --gpu {plain_names[0]} --num-gpus {other}."
             )
     if isinstance(gpu, str):
         return {**options, "gpu": plain_names[0], **result}

@@ -17,7 +17,7 @@ from memest.units import GIB, MIB, format_size, parse_size
 
 __all__ = ["cards_of_service", "given_memory", "named_memory", "split_count"]
 
-_TIMES = r"\s*[x×*]\s*"
+_TIMES = r"\s*(?<![a-z])[x×*]\s*"  # "rtx" has one of its own
 _COUNT_FIRST = re.compile(rf"^(\d{{1,5}}){_TIMES}(?=\S)(.+)$", re.IGNORECASE)
 # a card's own name has a digit before the number of them: "RTX 6000" is not 6000 times an "RT"
 _COUNT_LAST = re.compile(rf"^(.*\d.*?)(?:{_TIMES}|\s*:\s*)(\d{{1,5}})$", re.IGNORECASE)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import shlex
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,6 +29,7 @@ __all__ = [
     "COMMON_GPUS",
     "REFERENCE_GPU",
     "GpuSpec",
+    "cards_of_word",
     "common_gpus",
     "find_gpu",
     "gpu_names",
@@ -178,7 +180,8 @@ def find_gpu(name: str, *, total_bytes: int | None = None) -> GpuSpec:
         The card. ``match_note`` is set where the name left a choice.
 
     Raises:
-        UnknownGpuError: if no card has that name, or several do and none is the common one.
+        UnknownGpuError: if no card has that name, several do and none is the common one, or it is
+            the names of several.
 
     Example:
         >>> find_gpu("RTX 3060 12GB").name
@@ -186,6 +189,12 @@ def find_gpu(name: str, *, total_bytes: int | None = None) -> GpuSpec:
         >>> find_gpu("a100").memory_marketing_gb
         80
     """
+    if len(cards := cards_of_word(name)) > 1:
+        flags = " ".join(f"--gpu {shlex.quote(card)}" for card in cards)
+        raise UnknownGpuError(
+            f"{name!r} names {len(cards)} cards, and one is asked for here; what takes several has "
+            f"a --gpu for each, {flags}"
+        )
     return _read(name, total_bytes)[0]
 
 
@@ -208,6 +217,55 @@ def gpu_names(gpu: Any) -> list[str]:
                 "num_gpus=8."
             )
     return names
+
+
+def cards_of_word(name: str) -> tuple[str, ...]:
+    """The names of several cards that stand in one word; the word itself where it is none such.
+
+    Names may be parted by anything, or by a blank: the fewest that use all words up, of which
+    each is known. A size or a service beside them is a card's, not a card of its own.
+
+    Example:
+        >>> cards_of_word("rtx 4090 a100 80gb"), cards_of_word("t4,l4"), cards_of_word("l4 80gb")
+        (('rtx 4090', 'a100 80gb'), ('t4', 'l4'), ('l4 80gb',))
+    """
+    if len(name) > _LONGEST_NAME or _is_known(name):
+        return (name,)
+    cards: list[str] = []
+    for text in filter(None, map(str.strip, _BETWEEN.split(name))):
+        words = text.split()
+        fewest: list[tuple[str, ...] | None] = [()]
+        for end in range(1, len(words) + 1):
+            ways = [
+                (*before, part)
+                for start, before in enumerate(fewest)
+                if before is not None
+                and _is_known(part := " ".join(words[start:end]))
+                and (len(words) == end - start or not _says_more(part))
+            ]
+            fewest.append(min(ways, key=len, default=None))
+        found = fewest[-1]
+        if found is None:
+            return (name,)
+        cards += found
+    return tuple(cards) or (name,)
+
+
+_BETWEEN = re.compile(r"[,;|/+&]|\b(?:and|or|vs|versus)\b\.?", re.IGNORECASE)
+
+
+def _says_more(part: str) -> bool:
+    """Whether a word goes with the name of a card: its memory, or who rents it out."""
+    service = cards_of_service(part)
+    return named_memory(part) is not None or (service is not None and not service[1])
+
+
+def _is_known(name: str) -> bool:
+    try:
+        _read(name, None)
+    except UnknownGpuError:
+        return False
+    return True
 
 
 def plain_name(name: str) -> tuple[str, int | None]:
@@ -290,9 +348,6 @@ def _unknown(name: str) -> UnknownGpuError:
     spellings = [text for spec in list_gpus() for text in (*spec.aliases, spec.name)]
     matches = closest(name, spellings)
     hint = f"; nearest names: {', '.join(matches)}" if matches else ""
-    several = [part.strip() for part in name.split(",") if part.strip()]
-    if len(several) > 1:
-        hint = f": each card has a --gpu of its own, {' '.join(f'--gpu {n}' for n in several)}"
     return UnknownGpuError(
         f"no GPU is called {name!r}{hint}. `memest gpus` lists all; for a card that is not in the "
         "list give its memory instead, for example --gpu-memory 24GiB"

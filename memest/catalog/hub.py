@@ -88,8 +88,9 @@ def _explain(errors: Any, ref: str, error: Exception) -> Exception:
         return _unknown(ref, "the Hugging Face hub cannot be reached")
     if isinstance(error, errors.EntryNotFoundError):
         return ModelLoadError(
-            f"{ref!r} exists on the Hugging Face hub but has no {CONFIG_NAME} (adapters, GGUF and "
-            f"diffusers repositories have none): name its base model. {_suggestion(ref)}"
+            f"{ref!r} exists on the Hugging Face hub but has no {CONFIG_NAME}: of adapters and "
+            "GGUF files name the base model, of pipelines see `memest help diffusers`. "
+            f"{_suggestion(ref)}"
         )
     code = _status(error)
     if code in (401, 403):

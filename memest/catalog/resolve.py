@@ -31,7 +31,15 @@ __all__ = [
 ]
 
 _FACTORY = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
-_PAGE_OF_HUB = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface|hf)\.co/([\w.-]+(?:/[\w.-]+)?)")
+_PAGE_OF_HUB = re.compile(
+    r"(?:https?://)?(?:www\.)?"
+    r"(?:(?:huggingface|hf)\.co/(?!(?:collections|papers|blog|docs|spaces)/|models\b)|modelscope\.\w+/models/)"
+    r"([\w.-]+(?:/[\w.-]+)?)"
+)
+_DATA = re.compile(
+    r"(?:https?://)?(?:[\w-]+\.)*(?:huggingface\.co/|hf\.co/|modelscope\.\w+/)?datasets/"
+)
+_ADDRESS = re.compile(r"https?://")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +136,8 @@ def _path_of(ref: str) -> tuple[Path, bool]:
 def _from_file(path: Path, *, ref: str, trust_remote_code: bool) -> ModelSource:
     if path.is_dir():
         file = path / CONFIG_NAME
+        if not file.is_file() and (path / "model_index.json").is_file():
+            file = path / "model_index.json"  # of a pipeline of diffusers, which is told as such
         if not file.is_file():
             raise ConfigError(
                 f"the folder {ref} has no {CONFIG_NAME}: give the folder that save_pretrained "
@@ -246,8 +256,8 @@ def _resolve(ref: str, *, trust_remote_code: bool) -> ModelSource:
         raise UnknownModelError("no model was named: give an id, for example bert-base-uncased")
     path, exists = _path_of(ref)
     notes: tuple[str, ...] = ()
-    if not exists and (page := _PAGE_OF_HUB.match(ref)):
-        raise ConfigError(f"{ref} is an address: name the model as its page does, {page[1]}.")
+    if not exists:
+        _check_page(ref)
     if looks_like_path(ref) and not exists:
         hint = " (a path of Windows; this system parts folders by /)" if of_windows(ref) else ""
         raise ConfigError(
@@ -283,6 +293,26 @@ def _resolve(ref: str, *, trust_remote_code: bool) -> ModelSource:
     path, provenance = _fetch(ref, entry)
     name = f"the {CONFIG_NAME} of {ref}"
     return _from_config("hub", ref, path, name, provenance, trust_remote_code)
+
+
+def _check_page(ref: str) -> None:
+    """Refuse the address of a page of the hub in the place of a model.
+
+    Raises:
+        ConfigError: it is one, of a model or of something else.
+    """
+    if _DATA.match(ref):
+        raise ConfigError(
+            f"{ref} is a data set: name the model that trains, for example bert-base-uncased. "
+            "How long its samples are, a file of them says: --dataset FILE."
+        )
+    if page := _PAGE_OF_HUB.match(ref):
+        raise ConfigError(f"{ref} is an address: name the model as its page does, {page[1]}.")
+    if _ADDRESS.match(ref):
+        raise ConfigError(
+            f"{ref} is an address, and of no model: give the id of one, for example "
+            "bert-base-uncased."
+        )
 
 
 def _of_defaults(ref: str) -> ModelSource:

@@ -316,24 +316,11 @@ def run_fits(
     from memest.estimation.kernel_notes import Emulated
     from memest.readers.values import NOT_HERE
     from memest.report.result import Verdict
-    from memest.report.words import (
-        budget_sentence,
-        each_gpu,
-        gpu_sentence,
-        range_text,
-        trainer_words,
-        verdict_sentence,
-    )
+    from memest.report.words import budget_sentence, trainer_words, verdict_sentences
 
     answer = _answer(model, options, output, max_batch=False, run=run)
-    each = each_gpu(answer.setup)
     limits: list[_Limit] = []
-    for number, fit in enumerate(answer.named_gpus):
-        sentence = (
-            gpu_sentence(fit, answer.model.id, between=range_text(fit), each=each)
-            if number
-            else verdict_sentence(answer)
-        )
+    for fit, sentence in zip(answer.named_gpus, verdict_sentences(answer), strict=False):
         sizes = fit.usable_bytes, fit.device_bytes, fit.low_bytes, fit.high_bytes
         limits.append(_Limit(fit.name, *sizes, fit.verdict, fit.reason, sentence))
     if budget is not None:
@@ -343,7 +330,8 @@ def run_fits(
         sentence = budget_sentence(answer, budget, verdict)
         limits.append(_Limit("--fail-over", *sizes, verdict, "", sentence))
     verdicts = [limit.verdict for limit in limits]
-    if (life := answer.life) is not None and life.budget_bytes is not None:
+    life = answer.life
+    if life is not None and life.budget_bytes is not None:
         verdict = Verdict(life.verdict.value)
         # a GPU's verdict stays as it is unless the host stops the run
         if verdict is Verdict.DOES_NOT_FIT or not verdicts:
@@ -358,16 +346,22 @@ def run_fits(
             document["fail_over"] = {"bytes": budget, "verdict": within(answer, budget).value}
         document |= {"limits": [limit.document() for limit in limits], "exit_code": int(code)}
         output.document(document)
-    elif not output.quiet:
-        # the worst first, whose exit code it is
-        worst_first = sorted(limits, key=lambda limit: -limit.verdict.rank)
-        write_out("".join(f"{limit.sentence}\n" for limit in worst_first))
+        return code
+    # the worst first, whose exit code it is
+    worst_first = sorted(limits, key=lambda limit: -limit.verdict.rank)
+    sentences = [limit.sentence for limit in worst_first]
+    if life is not None and life.budget_bytes is None:
+        sentences.append(life.sentence)
+    write_out("".join(f"{sentence}\n" for sentence in sentences))
+    if not output.quiet:
         _say_what_was_taken(model, options, output)
         if not options.get("log_probs") and (words := trainer_words(answer.setup)):
             output.note(words)
         for remark in () if run is None else run.not_modelled:
             if NOT_HERE in remark.why:  # all of the run's own code is what was not seen
                 output.note(str(remark))
+        for text in () if life is None else life.gpu:
+            output.note(f"GPU: {text}")
         for text in (*answer.notes, *answer.assumptions):
             if isinstance(text, (IdleNote, Emulated)) or "has no effect" in text:
                 output.note(text)

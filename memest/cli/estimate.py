@@ -97,7 +97,7 @@ def estimate(
 
 
 @with_options
-@shows(quiet="The exit code alone.")
+@shows(quiet=VERDICT_ALONE)
 def fits(
     model: ModelArgument,
     *,

@@ -13,7 +13,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "fits": (
         ("memest fits gpt2 --batch 8 --gpu t4 && python train.py", "train only what fits"),
-        ("memest fits gpt2 --batch 8 --fail-over 12GiB --quiet", "a budget, the exit code alone"),
+        ("memest fits gpt2 --batch 8 --fail-over 12GiB --quiet", "a budget, and no remarks"),
         ("memest fits run.yaml --gpu a100-80gb", "what another tool's configuration asks for"),
     ),
     "max-batch": (

@@ -22,7 +22,8 @@ def explain_growth(
         argument(
             "RECORD",
             "A file of torch.cuda.memory._dump_snapshot with some steps of history, or a log "
-            "of memory: CSV, JSON lines, trainer_state.json, nvidia-smi.",
+            "of memory: CSV, JSON lines, trainer_state.json, nvidia-smi, or what a training tool "
+            "printed.",
         ),
     ],
     model: Annotated[

@@ -67,7 +67,9 @@ def _no_such_option(flag: str, context: Any, *, estimating: bool) -> str:
     if estimating and flag in _MODEL_FLAGS:
         return f"{problem} The model is named without one: {context.command_path} MODEL."
     if estimating and flag.lstrip("-").replace("-", "_") in HARMLESS_ARGUMENTS:
-        return f"{problem} It changes no memory: leave it out."
+        part = next((name for name in ("save", "resume") if flag.startswith(f"--{name}")), "")
+        asks = f". What a {part} takes, --with {part} says" if part else ""
+        return f"{problem} It changes no memory of the steps: leave it out{asks}."
     if estimating and (says := what_says(flag)):
         return f"{problem} What says it: {says}."
     if others := _commands_with(flag, context):

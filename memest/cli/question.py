@@ -101,8 +101,7 @@ def read_question(
         run = settle((), flags, model=first)
     if run.model is None and needs_model:
         raise ConfigError(
-            f"{run.model_problem}: write it besides, memest estimate {run.model_words}"
-            + "".join(f" --config {file}" for file in files if run.model_words != "MODEL ...")
+            _asked_for_model(run, files)
             if run.sources
             else "Missing argument 'MODEL'. Name a model, a configuration (run.yaml) or, after --, "
             "the launch command of the run: `memest estimate --help` has examples."
@@ -134,6 +133,16 @@ def read_question(
         }
     references = tuple(model_names) or tuple(filter(None, (run.model,)))
     return CommandQuestion(models=references, options={**place, **run_options}, run=run)
+
+
+def _asked_for_model(run: RunConfig, files: Sequence[str]) -> str:
+    """Why a run names no model, and what to type in its place."""
+    words = run.model_words
+    if words == "MODEL ...":
+        return f"{run.model_problem}: write it besides, memest estimate {words}"
+    besides = ", with the extents of its tensors for the dots:" if "[B,...]" in words else ","
+    config = "".join(f" --config {file}" for file in files)
+    return f"{run.model_problem}: write it besides{besides} memest estimate {words}{config}"
 
 
 def _options_of(axes: Sequence[str]) -> Iterator[Option]:

@@ -2,39 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-
 from memest.cli.exit_codes import ExitCode
+from memest.cli.topic import Topic
+from memest.cli.topics_of_names import TOPICS_OF_NAMES
 
-__all__ = ["TOPICS", "Topic", "find_topic"]
-
-
-@dataclass(frozen=True, slots=True)
-class Topic:
-    """A page.
-
-    Attributes:
-        title: what it is about, in a line.
-        text: paragraphs, and rows of two columns: ``term | what is said of it``.
-        also: further words that lead to it, parted by blanks.
-    """
-
-    title: str
-    text: str
-    also: str = ""
-
-    @property
-    def parts(self) -> list[str | list[tuple[str, str]]]:
-        """Paragraphs, and rows."""
-        parts: list[str | list[tuple[str, str]]] = []
-        for part in re.split(r"\n\n+", self.text.strip()):
-            if " | " not in part:
-                parts.append(part)
-                continue
-            rows = [row.partition(" | ") for row in re.split(r"\n(?!\s)", part)]
-            parts.append([(term, " ".join(text.split())) for term, _, text in rows])
-        return parts
+__all__ = ["TOPICS", "find_topic"]
 
 
 TOPICS: dict[str, Topic] = {
@@ -251,6 +223,49 @@ For example: memest estimate Qwen/Qwen3-0.6B --method grpo --gpu rtx-4090
 """,
         "rollout grpo rloo vllm generation completions reinforcement",
     ),
+    "images": Topic(
+        "models that read images and text: what is priced",
+        """
+memest estimate Qwen/Qwen2.5-VL-7B-Instruct --bf16 --checkpointing --gpu h100 is a step on images
+and answers, as SFTTrainer or the Trainer trains: one image a sample.
+
+--seq-len | All tokens of a sample, those of its image among them.
+--image-size 448 | Side of an image, which decides how many tokens it is.
+--frozen-parts vision,projector | Parts that do not train; the rest does.
+--lora-r 16 --lora-target-modules all-linear | Adapters, in the tower too; with --frozen-parts
+    vision, not there.
+
+Not priced: several images a sample, films, and --method dpo, grpo and the others with images, whose
+pixels stand beside prompts and completions. What can be asked in their place:
+
+the text alone | --method grpo --task causal-lm, where the family has that head (gemma3); else a
+    text model of that size (Qwen/Qwen2.5-7B-Instruct). Images come on top.
+a step on images | the same model without --method.
+""",
+        "image vision vlm vision-language multimodal",
+    ),
+    "diffusers": Topic(
+        "diffusion models, such as Stable Diffusion",
+        """
+A pipeline is several models, and how they train is written in a script: neither has a name that
+says it. So you give a function that makes the models, and the step:
+
+memest estimate sd:build --step sd:step --input 'pixels:float32[B,3,512,512]' --input
+    'ids:int64[B,77]' --batch 4 --fp16 --loop accelerate --gpu rtx-4090
+
+sd:build | In sd.py, build() returns {"vae": ..., "text": ..., "unet": ...}, made from their
+    configurations (from_config), without weights. What does not train is
+    .requires_grad_(False).eval().to(torch.float16) there.
+sd:step | step(models, batch) returns the loss: encode, add noise, models.unet(...), compare.
+LoRA | In build(): unet.add_adapter(LoraConfig(...)); checkpointing likewise:
+    unet.enable_gradient_checkpointing().
+
+Priced is all that build() returns and step() runs: VAE, text encoders, UNet or transformer, and a
+copy for EMA if it is among them. Not priced are pictures drawn to validate, and what is encoded
+before the first step. Stages over several GPUs are another matter: memest help sharding.
+""",
+        "diffusion pipeline pipelines stable-diffusion sdxl flux unet vae dreambooth",
+    ),
     "sharding": Topic(
         "DDP, ZeRO, FSDP: what several GPUs share",
         """
@@ -264,9 +279,10 @@ DDP | Every GPU has the whole model, and buckets for gradients besides: more mem
 --fsdp full_shard | As ZeRO-3, by PyTorch.
 --fsdp shard_grad_op | As ZeRO-2: weights stay whole from forward to backward.
 --fsdp-offload | Pieces wait in host memory (ZeRO: --offload-optimizer).
+--tp 2, --pp 2 | Each layer is cut in two; or the layers, in two stages.
 
-None of them cuts activations: each GPU has those of its own batch. What is gathered is there
-whole for a moment, so eight GPUs do not mean an eighth of the memory.
+DDP, ZeRO and FSDP cut no activations: each GPU has those of its own batch. What is gathered is
+there whole for a moment, so eight GPUs do not mean an eighth of the memory.
 
 Side by side: memest stages MODEL --num-gpus 8 --bf16
 """,
@@ -380,6 +396,7 @@ is kept: losses or outputs in a list, graphs, predictions of an evaluation; or s
 memest explain-growth run.pickle | a recording of some ten steps: which line of code keeps what
 memest explain-growth memory.csv --gpu a100 | a log, a row a step: whether it grows, and when the
     card is full
+memest explain-growth train.log | what ms-swift, Ultralytics, mmengine or torchtitan printed
 
 A recording is made by torch.cuda.memory._record_memory_history() before the steps, and
 torch.cuda.memory._dump_snapshot("run.pickle") behind them.
@@ -434,43 +451,7 @@ HF_HOME, HF_TOKEN, HF_HUB_OFFLINE | as the Hugging Face hub takes them
 COLUMNS, NO_COLOR | width and colours of reports and helps
 """,
     ),
-    "naming-models": Topic(
-        "how a model is named",
-        """
-bert-large-uncased | a name of the catalogue (memest models)
-meta-llama/Llama-3.1-8B | an id of the Hugging Face hub
-./my-model, ./config.json | a folder, or the configuration itself
-timm/resnet50, torchvision/vit_b_16 | a model of that library, built by its own function
-package.module:factory | anything that returns a torch.nn.Module, of diffusers, ... too
-'gpt2?n_layer=4&n_embd=256' | any of them with values of its configuration changed
-
-A configuration of a run that names its model may stand in its place: memest estimate run.yaml,
-memest estimate train.py, or behind -- a launch command: memest fits --gpu t4 -- torchrun
---nproc-per-node 2 train.py.
-""",
-    ),
-    "naming-gpus": Topic(
-        "how a card is named",
-        """
-rtx-4090, a100-80gb, 'NVIDIA L4' | a name of the list (memest gpus), or what the driver prints
-8xh100 | eight of them
-24GB | any card with so much memory
-colab, colab l4, kaggle 2xT4 | a card of that service; colab alone is the T4 that is free
-local, local:1 | a card of this machine
-
-A card that is not in the list: --gpu-memory 24GiB, what PyTorch can have of it.
-""",
-        "gpu card cards colab kaggle",
-    ),
-    "sizes": Topic(
-        "how sizes of memory are written",
-        """
-22GiB, 1343MiB, 512KiB | binary units, as torch and nvidia-smi count
-24GB | decimal, as on the box of a GPU
-1048576 | bytes
-""",
-        "units gib gb",
-    ),
+    **TOPICS_OF_NAMES,
 }
 """By name."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import json
 import sys
 from collections.abc import Mapping
@@ -12,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from memest.config.library_sources import peft_methods
 from memest.errors import ConfigError, not_legal
 from memest.files.texts import read_mapping
 
@@ -240,26 +239,8 @@ def method_of(name: Any, option: str) -> str:
 
 @cache
 def methods() -> tuple[str, ...]:
-    """What can be priced: :data:`METHODS`, and what the installed peft has besides.
-
-    Its registry is read from the source of ``PeftType``; importing peft imports torch.
-    """
-    try:
-        spec = importlib.util.find_spec("peft")
-        folders = () if spec is None else tuple(spec.submodule_search_locations or ())
-        text = (Path(folders[0]) / "utils" / "peft_types.py").read_text(encoding="utf-8")
-        classes = [c for c in ast.parse(text).body if isinstance(c, ast.ClassDef)]
-    except (ImportError, IndexError, OSError, SyntaxError, ValueError):
-        classes = []
-    found = [
-        target.id.lower()
-        for cls in classes
-        if cls.name == "PeftType"
-        for line in cls.body
-        if isinstance(line, ast.Assign)
-        for target in line.targets
-        if isinstance(target, ast.Name)
-    ]
+    """What can be priced: :data:`METHODS`, and what the installed peft has besides."""
+    found = peft_methods()
     return tuple(dict.fromkeys(name for name in (*METHODS, *found) if name not in _UNPRICED))
 
 

@@ -157,15 +157,15 @@ def _check_evaluation(setup: TrainingRun) -> None:
             raise ConfigError(f"{flag} says something of an evaluation: add --eval-batch 8.")
     if setup.eval_batch is not None and setup.distributed.pp > 1:
         raise ConfigError(
-            f"--eval-batch {setup.eval_batch} and --pp {setup.distributed.pp} exclude each other: "
-            "it is for the Trainer's evaluation, and neither the Trainer nor accelerate has "
+            f"An evaluation (--eval-batch, --with eval) and --pp {setup.distributed.pp} exclude "
+            "each other: it is the Trainer's, and neither the Trainer nor accelerate has "
             "pipelines. Scripts that run torch's schedules evaluate in ways of their own, which "
             "memest does not know: leave one of them out."
         )
     if setup.eval_batch is not None and setup.loop is not Loop.TRAINER:
         raise ConfigError(
-            f"--eval-batch {setup.eval_batch} is for the Trainer's evaluation, and --loop "
-            f"{setup.loop} evaluates as its script does, which memest does not know."
+            f"An evaluation (--eval-batch, --with eval) is the Trainer's, and --loop {setup.loop} "
+            "evaluates as its script does, which memest does not know: leave one of them out."
         )
 
 

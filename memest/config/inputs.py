@@ -128,6 +128,11 @@ def read_spec(text: str) -> InputSpec:
 
 
 def _parse(text: str, name: str) -> ast.expr:
+    if text == "...":
+        raise ConfigError(
+            f"--input {name}: ... stands for the extents behind the batch, which nobody but you "
+            f"knows: {_EXAMPLE}."
+        )
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError):
@@ -376,7 +381,9 @@ def check_own_parts(setup: TrainingRun, module_inputs: ModuleInputs) -> None:
             "or --sp out."
         )
     if has_step and setup.eval_batch is not None:
-        raise ConfigError("--eval-batch: an evaluation has no --step: leave one of them out.")
+        raise ConfigError(
+            "An evaluation (--eval-batch, --with eval) has no --step: leave one of them out."
+        )
     if has_step and setup.torch_compile:
         raise ConfigError(
             "--torch-compile compiles the model that a loop calls, and a step of one's own "

@@ -17,6 +17,11 @@ from memest.errors import ConfigError, MissingDependencyError, closest
 __all__ = ["lengths_of_dataset", "read_lengths"]
 
 _TEXT_COLUMNS = ("text", "content", "prompt", "messages", "conversations", "input_ids")
+_LENGTHS = tuple(
+    "length lengths len tokens num_tokens n_tokens token_count input_length seq_len "
+    "sequence_length".split()
+)
+_COUNTS = ("count", "counts", "samples", "n", "frequency", "freq")
 _SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
 
 
@@ -28,18 +33,28 @@ def read_lengths(path: str | Path) -> Lengths:
     Raises:
         ConfigError: the file cannot be read or holds something else; the line is named.
     """
+    if re.fullmatch(r"\d+(?:[,\s]+\d+)*", str(path).strip()) and not Path(path).exists():
+        raise ConfigError(
+            f"--lengths {str(path)!r} is no file: write the lengths into one, a line each. Samples "
+            "that are all as long are --seq-len 512."
+        )
     text = _text(path, "--lengths")
     start = text.lstrip()[:1]
     if start in ("{", "["):
         return _from_json(text, path)
     counts: Counter[int] = Counter()
+    columns: list[int] | None = None
     for number, line in enumerate(text.splitlines(), start=1):
-        parts = re.split(r"[,;\s]+", line.strip().strip(",;"))
-        if not any(parts) or (number == 1 and not parts[0].isdigit() and parts[0][:1].isalpha()):
+        parts = [part.strip("\"' ") for part in re.split(r"[,;\s]+", line.strip().strip(",;"))]
+        if not any(parts):
+            continue
+        if number == 1 and parts[0][:1].isalpha():
+            columns = _named_columns([part.lower() for part in parts], path)
             continue
         try:
-            length, count = (int(part) for part in (*parts, "1")[: max(len(parts), 2)])
-        except ValueError:
+            kept = parts if columns is None else [parts[column] for column in columns]
+            length, count = (int(part) for part in (*kept, "1")[: max(len(kept), 2)])
+        except (ValueError, IndexError):
             raise ConfigError(
                 f"--lengths {str(path)!r}, line {number}: {line.strip()!r} is no length. Write one "
                 "length a line, or length,count."
@@ -51,6 +66,22 @@ def read_lengths(path: str | Path) -> Lengths:
             )
         counts[length] += count
     return _lengths_of(counts, path)
+
+
+def _named_columns(names: list[str], path: str | Path) -> list[int]:
+    """Places of the length and of the count among the names of a first line.
+
+    Raises:
+        ConfigError: several names, and none of a length.
+    """
+    length = next((names.index(name) for name in _LENGTHS if name in names), None)
+    if length is None and len(names) > 1:
+        raise ConfigError(
+            f"--lengths {str(path)!r}: which column is the length? It has {', '.join(names[:6])}: "
+            "call it length, and how many samples have it count."
+        )
+    count = next((names.index(name) for name in _COUNTS if name in names), None)
+    return [length or 0, *([] if count is None else [count])]
 
 
 def _from_json(text: str, path: str | Path) -> Lengths:
@@ -139,6 +170,12 @@ def lengths_of_dataset(path: str | Path, tokenizer: str | None, column: str | No
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     suffix = path.suffix.lower()
+    if not suffix and not path.exists():
+        raise ConfigError(
+            f"--dataset {str(path)!r} is no file here, and nothing is fetched: save it "
+            f"(datasets.load_dataset({str(path)!r}, split='train').to_json('train.jsonl')) and "
+            "name that file, or give the lengths themselves, --lengths."
+        )
     if suffix not in _SUFFIXES:
         matches = closest(suffix, _SUFFIXES)
         hint = f" Did you mean {matches[0]}?" if matches else ""

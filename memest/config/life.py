@@ -131,6 +131,15 @@ class Life:
         }
 
 
+_PHASES = {
+    "saving": LifePart.SAVE,
+    "resuming": LifePart.RESUME,
+    "evaluating": LifePart.EVAL,
+    "evaluation": LifePart.EVAL,
+}
+"""What answers call them."""
+
+
 def _parts(value: Any) -> tuple[LifePart, ...]:
     """Names in one text with commas between, or in a list: each once, in their one order.
 
@@ -141,7 +150,7 @@ def _parts(value: Any) -> tuple[LifePart, ...]:
     names = [name.strip() for text in texts for name in str(text).split(",") if name.strip()]
     if not names and isinstance(value, str):
         raise ConfigError(f"--with names nothing: write for example --with {LifePart.SAVE}.")
-    chosen = {choose("--with", name.lower(), LifePart) for name in names}
+    chosen = {choose("--with", _PHASES.get(name.lower(), name.lower()), LifePart) for name in names}
     return tuple(part for part in LifePart if part in chosen)
 
 

@@ -24,6 +24,10 @@ _SAYS: dict[str, str] = {
         "--seq-len N",
     ),
     **dict.fromkeys("vram memory gpu_mem gpu_ram".split(), "--gpu-memory 24GiB"),
+    **dict.fromkeys(
+        "ram host_ram host_mem cpu_memory cpu_mem cpu_ram system_memory node_memory sysmem".split(),
+        "--host-memory 64GiB",
+    ),
     **dict.fromkeys("gpus n_gpus ngpus".split(), "--num-gpus N"),
     **dict.fromkeys("bs micro_batch train_batch".split(), "--batch N"),
     **dict.fromkeys(
@@ -39,6 +43,12 @@ _SAYS: dict[str, str] = {
         "grad_ckpt gradient_ckpt recompute activation_recompute grad_checkpoint".split(),
         "--checkpointing full",
     ),
+    "sample_packing": "--packing bfd, rows end to end, with the --seq-len that they are filled to",
+    **dict.fromkeys(
+        "pad_to_max_length pad_to_sequence_len".split(), "--padding max_length, with --max-length N"
+    ),
+    "save": "--with save",
+    "resume": "--with resume",
     "full": "nothing: all weights are trained unless adapters are named",
     "sft": "--method sft for TRL's SFTTrainer; a supervised step of the Trainer is the default",
     **dict.fromkeys("use_vllm vllm".split(), "--engine vllm, or --engine server"),

@@ -312,7 +312,10 @@ def _merge_packing(values: dict[str, Any], base: Setup | None, lengths: bool) ->
             "--packing fills every row to --seq-len, whatever the samples' lengths: drop --lengths."
         )
     if values.get("seq_len") is None and (base is None or base.seq_len is None):
-        raise ConfigError("--packing fills rows to a length: add --seq-len 2048.")
+        raise ConfigError(
+            "--packing fills rows to a length (max_length of TRL, 1024 unless a script says more): "
+            "add --seq-len 1024."
+        )
     if strategy != "wrapped":
         values["padding_free"] = True
 

@@ -96,6 +96,16 @@ METHOD_PAIRS = (
     ),
     Pair(
         "method",
+        "--method {s.method} and a model of images and text",
+        lambda s: s.task is Task.IMAGE_TEXT_TO_TEXT,
+        "TRL trains some, and of its steps the tokens alone are modelled, not the pixels beside "
+        "prompts and completions",
+        "Leave --method out, for steps on images and answers; or ask about the text alone: --task "
+        "causal-lm, where the family has that head, else a text model of that size. `memest help "
+        "images` says more.",
+    ),
+    Pair(
+        "method",
         "--method {s.method} and a model for {s.task}",
         lambda s: s.task not in (Task.AUTO, s.task_of_method),
         "TRL trains causal language models, and of them reward models with one label",

@@ -114,13 +114,17 @@ def read_whole(option: str, value: Any) -> int:
     if re.fullmatch(r"\d+([,:]x?\d+)+", str(value)):
         axis = f"--over {option.lstrip('-')}={value}"
         raise ConfigError(f"{problem} several are an axis of memest sweep, {axis}.")
-    raise ConfigError(f"{problem} write for example {option} {_digits(value)}.")
+    if option == "--seq-len" and re.fullmatch(r"\d+\s*(?:-|\.\.+|to)\s*\d+", str(value)):
+        raise ConfigError(f"{problem} lengths that differ are a file's, --lengths FILE.")
+    raise ConfigError(f"{problem} write for example {option} {_digits(option, value)}.")
 
 
-def _digits(value: Any) -> int:
+def _digits(option: str, value: Any) -> int:
     """A whole number to propose for what is none: 4096 for ``4k``, as lengths are counted."""
     thousands = re.fullmatch(r"\s*(\d{1,6})\s*[kK]i?\s*", str(value))
-    return 8 if thousands is None else int(thousands[1]) * 1024
+    if thousands is None:
+        return 512 if option.endswith("-len") else 8
+    return int(thousands[1]) * 1024
 
 
 def read_size(name: str, value: int | str) -> int:

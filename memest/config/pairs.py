@@ -258,7 +258,11 @@ _PAIRS = (
         "a quantised base that is not bitsandbytes' 4-bit one (--load-in-4bit)",
         lambda s: s.quantization is not None and s.quantization.format is not Format.BNB_4BIT,
     ),
-    Pair("ep", "--eval-batch with --ep {s.distributed.ep}", lambda s: s.eval_batch is not None),
+    Pair(
+        "ep",
+        "an evaluation (--eval-batch, --with eval)",
+        lambda s: s.eval_batch is not None,
+    ),
     Pair("model", _STEPS_IN_BACKWARD, lambda s: s.steps_in_backward),
     Pair("cp sp tp-sequence", "--generate", lambda s: s.generation is not None),
     Pair("model cp sp", "--use-liger-kernel", lambda s: s.use_liger_kernel),

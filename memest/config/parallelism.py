@@ -35,6 +35,7 @@ __all__ = [
     "Strategy",
     "check_heads",
     "check_stages_task",
+    "no_plan",
 ]
 
 _TRACE_FIELDS = (
@@ -243,6 +244,19 @@ def check_heads(named: Callable[[str], Any], ranks: int) -> None:
                 f"--tp {ranks} does not divide the {count} heads of this model ({name}). Legal: "
                 f"{', '.join(map(str, legal))}."
             )
+
+
+def no_plan(name: str) -> ConfigError:
+    """What is raised where ``--tp`` is to shard a model that has no plan.
+
+    Args:
+        name: of the model, or of its class.
+    """
+    return ConfigError(
+        f"--tp cannot shard {name}: transformers has no plan for it (base_model_tp_plan of its "
+        "configuration), as it has for decoders such as llama, mistral, qwen3, gemma3, mixtral or "
+        "gpt_neox. Leave --tp out; --fsdp full_shard shards any model."
+    )
 
 
 def check_stages_task(task: Task) -> None:

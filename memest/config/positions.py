@@ -20,6 +20,7 @@ __all__ = [
     "assumed_length",
     "check_length",
     "check_lengths",
+    "check_text_length",
     "length_limit",
     "max_positions",
     "max_targets",
@@ -188,6 +189,31 @@ def check_length(
         )
 
 
+def check_text_length(setup: TrainingRun, limit: int | None, what: str, more: str = "") -> None:
+    """Refuse samples that are longer than a model takes, each of those that a file has.
+
+    Args:
+        setup: names a length, or a file of them.
+        limit: None where there is none.
+        what: the limit is counted in.
+        more: how to ask beyond it all the same, as :func:`more_positions` has it.
+
+    Raises:
+        ConfigError: one is longer than the limit.
+    """
+    batching, length = setup.batching, setup.seq_len
+    if batching is not None:
+        # laid end to end each sample has positions of its own
+        longest = batching.cut.longest
+        length = longest if batching.flat else batching.padded_length(longest)
+        if batching.max_length is None and limit and length > limit:
+            raise ConfigError(
+                f"Samples of up to {length} tokens are longer than the {limit} {what}: say to how "
+                f"many they are cut, --max-length {limit}."
+            )
+    check_length("seq-len", length, limit, what, more)
+
+
 def check_lengths(values: Mapping[str, Any], auto_class: str | None, setup: TrainingRun) -> None:
     """Refuse lengths of which a ``config.json`` alone tells that they are too long.
 
@@ -209,6 +235,6 @@ def check_lengths(values: Mapping[str, Any], auto_class: str | None, setup: Trai
     if not config.reads_text(auto_class):
         return
     limit, what = length_limit(config, setup)
-    check_length("seq-len", setup.seq_len, limit, what, more_positions(config, setup))
+    check_text_length(setup, limit, what, more_positions(config, setup))
     if _TEXT_TASKS.get(setup.task, auto_class) == _TEXT_TASKS[Task.SEQ2SEQ_LM]:
         check_length("target-len", setup.target_len, max_targets(config), TARGET_POSITIONS)

@@ -120,7 +120,7 @@ class Setup(TrainingRun):
         set_field(self, "cast_weights", tuple(self.cast_weights))
         for flag, patterns in (
             ("--freeze", self.freeze),
-            ("--cast-weights", [names for names, _ in read_casts(self.cast_weights)]),
+            ("--cast-weights", [n.removeprefix("?") for n, _ in read_casts(self.cast_weights)]),
         ):
             for pattern in patterns:
                 check_pattern(flag, pattern)
@@ -173,6 +173,8 @@ def _dtype_name(value: Any) -> Any:
 
 def read_casts(casts: Iterable[str]) -> list[tuple[str, Dtype]]:
     """``NAMES=DTYPE`` as the names, ``trainable`` or a regular expression, and the dtype.
+
+    An expression with ``?`` in front may match nothing, which begins no regular expression.
 
     Raises:
         ConfigError: there is no dtype behind the names.

@@ -339,7 +339,8 @@ class TrainingOptions:
         (),
         "Weights that get another dtype after loading: trainable=float32, those that train "
         "(trainable=bfloat16: but for DoRA's magnitudes, as TRL's trainers have it); "
-        "PATTERN=bfloat16, those whose name a regular expression matches. Repeatable.",
+        "PATTERN=bfloat16, those whose name a regular expression matches, ?PATTERN=bfloat16 if "
+        "there are any. Repeatable.",
         "NAMES=DTYPE",
         panel=Panel.MODEL,
     )

@@ -15,8 +15,10 @@ from memest.config.attention import check_flash_precision, stored_dtype, text_dt
 from memest.config.compatibility import check_scaled, check_stored
 from memest.config.compilation import check_release
 from memest.config.inputs import ModuleInputs
+from memest.config.installed import release
+from memest.config.library_sources import default_targets, has_no_plan, linear_names
 from memest.config.packages import TORCH, TRANSFORMERS, needs_of
-from memest.config.parallelism import check_heads
+from memest.config.parallelism import check_heads, no_plan
 from memest.config.positions import RawConfig, check_lengths
 from memest.config.quantization import own_quantization
 from memest.config.setup import Attention, Setup, Task
@@ -27,9 +29,12 @@ from memest.workspaces.gpu_limits import check_flash_gpu
 
 if TYPE_CHECKING:
     from memest.catalog.resolve import ModelSource
+    from memest.config.adapter import Adapter
     from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["refuse_early", "say_import", "with_own_base"]
+
+_OF_IMAGES = "AutoModelForImageTextToText"
 
 
 def refuse_early(
@@ -73,6 +78,11 @@ def refuse_early(
                     check_scaled(setup, (text_dtype(source.config, setup),))
             if _trains_as_loaded(setup):
                 check_stored(setup, stored_dtype(source.config), source.id)
+            reads_images = source.auto_class == _OF_IMAGES and setup.task is Task.AUTO
+            if reads_images and not setup.method.is_supervised:
+                replace(setup, task=Task.IMAGE_TEXT_TO_TEXT)  # refuses methods without images
+            if setup.distributed.tp > 1 and has_no_plan(source.config):
+                raise no_plan(source.id)
             _check_shares(source.config, source.auto_class, setup)
     if source is not None and source.library is not None:
         library_need(source.library[0]).check()
@@ -85,6 +95,10 @@ def refuse_early(
         TRANSFORMERS.check()
     for need in needs_of(setup):
         need.check()
+    if source is not None and source.config is not None and setup.adapter is not None:
+        own_code = source.trust_remote_code and source.config.get("auto_map")
+        if not own_code:
+            _check_targets(source.config, setup.adapter)
 
 
 def _trains_as_loaded(setup: Setup) -> bool:
@@ -135,3 +149,20 @@ def _check_shares(config: dict[str, Any], auto_class: str | None, setup: Setup) 
     layers = config.get("num_hidden_layers")
     if setup.distributed.pp > 1 and isinstance(layers, int):
         parts_of(setup.distributed, layers)
+
+
+def _check_targets(config: Mapping[str, Any], adapter: Adapter) -> None:
+    """Whether peft knows which modules it adapts, where nobody names them."""
+    if any(
+        adapter.settings.get(key) is not None for key in ("target_modules", "target_parameters")
+    ):
+        return
+    if default_targets(adapter.method, config) is not False:
+        return
+    flag, names = "--lora-target-modules", linear_names(config)
+    called = f" Linear layers in its source are called {', '.join(names)}." if names else ""
+    every = "" if adapter.method == "ia3" else f", or add {flag} all-linear (all but its head)"
+    raise ConfigError(
+        f"--peft {adapter.method}: peft {release('peft')} has no modules of its own choice for "
+        f"models of type {config['model_type']}: name them with {flag}{every}.{called}"
+    )

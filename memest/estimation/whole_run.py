@@ -21,6 +21,7 @@ from memest.estimation.run import Run
 from memest.events import Trace, Weight
 from memest.profiles.joined import STEPS_NEEDED, join_runs
 from memest.profiles.stream import Stream
+from memest.units import plural
 from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["generation_notes", "generation_setup", "length_notes", "resolve_run", "steps_run"]
@@ -147,6 +148,11 @@ def length_notes(request: Setup) -> Iterator[str]:
     tokens = f"{cut.counts[0][0]:,} to {cut.longest:,} tokens, {cut.mean:,.0f} on average"
     yield f"lengths: {cut.samples:,} samples of {tokens}."
     epoch = batching.batches(batch)
+    if batch > cut.samples:
+        yield (
+            f"lengths: {plural(cut.samples, 'sample')} make no batch of {batch}: figures are of "
+            f"{batch}, as if there were more of them."
+        )
     if batching.flat:
         total = cut.sum_of_longest(batch)
         bound = batching.flat_at_most(batch, _SHARE)
@@ -158,10 +164,11 @@ def length_notes(request: Setup) -> Iterator[str]:
     else:
         mean_length = batching.mean_padded_length(batch)
         worst = batching.worst(batch)
+        batches = f"{epoch:,} {'batch' if epoch == 1 else 'batches'}"
         yield (
             f"the largest batch is padded to {worst:,} tokens, and every epoch has one, because "
-            f"every sample is seen ({epoch:,} batches; dropping the last may leave it out); the "
-            f"usual one is padded to {mean_length:,.0f}."
+            f"every sample is seen ({batches}; dropping the last may leave it out); the usual one "
+            f"is padded to {mean_length:,.0f}."
         )
         if mean_length < 0.95 * worst:
             chance = batching.chance_above(batch, int(0.95 * worst), 100)

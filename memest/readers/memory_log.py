@@ -1,5 +1,6 @@
 """Logs of a run's memory, one row a reading: CSV, JSON lines, a Trainer's state, nvidia-smi.
 
+What training tools print is made rows of by :mod:`memest.readers.training_logs`.
 What a column is, its name tells (``allocated_bytes``, ``memory.used [MiB]``,
 ``memest/allocated_bytes``); its unit, the name or the values. A unit that nothing tells is asked
 for, not guessed.
@@ -21,6 +22,7 @@ from typing import Any
 
 from memest.errors import ConfigError
 from memest.files.texts import read_small
+from memest.readers.training_logs import printed_rows, with_known_names
 from memest.report.growth_result import MemoryPoint, Quantity
 from memest.units import GIB, KIB, MIB, parse_size
 
@@ -32,6 +34,7 @@ _CERTAINLY_BYTES = 10_000_000
 _CERTAINLY_BYTES_OF_HOST = 10_000_000_000
 """The same of a host, whose processes ps and getrusage count in KiB."""
 _STEPS = ("step", "global_step", "_step", "train/global_step", "iteration", "iter", "steps")
+_IN_EPOCH = ("iter", "iteration")
 _EVALUATION = ("evaluation", "eval", "is_eval", "evaluating")
 _UNITS = {
     "bytes": 1, "byte": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "kb": 10**3, "mb": 10**6,
@@ -112,16 +115,17 @@ def read_memory_log(path: str | Path) -> MemoryLog:
             f"{path} is neither text nor a snapshot: give a file of "
             "torch.cuda.memory._dump_snapshot, or a log of memory as CSV or JSON lines."
         ) from error
-    rows = _rows(text, path)
+    rows, note = _rows(text, path)
     names = list(dict.fromkeys(name for row in rows for name in row))
-    notes: list[str] = []
+    notes = [note] if note else []
     columns = _columns(names, notes)
     if not columns:
         shown = ", ".join(name[:40] for name in names[:8])
         said = f"has no column of memory (it has {shown})" if names else "has no rows with names"
         raise ConfigError(
             f"{path} {said}: name them as in {_EXAMPLE}; allocated, max_allocated, reserved, "
-            f"device and host are known, with their units, and what {_SMI} writes."
+            f"device and host are known, with their units, what {_SMI} writes, and what ms-swift, "
+            "Ultralytics, mmengine, torchtitan and detectron2 print."
         )
     rows = _of_one(rows, names, notes)
     at_a_time = _rows_at_a_time([row.get("timestamp") for row in rows])
@@ -133,17 +137,31 @@ def read_memory_log(path: str | Path) -> MemoryLog:
     return _log(rows, names, columns, path, notes)
 
 
-def _rows(text: str, path: str | Path) -> list[dict[str, Any]]:
+def _rows(text: str, path: str | Path) -> tuple[list[dict[str, Any]], str]:
     stripped = text.lstrip()
-    if stripped.startswith(("{", "[")):
-        return _json_rows(stripped, path)
+    braces = stripped.startswith(("{", "["))
+    if not (braces and _begins_json(stripped)):
+        printed, note = printed_rows(text)
+        if printed:
+            return printed, note
+    if braces:
+        return with_known_names(_json_rows(stripped, path))
     head = text.partition("\n")[0]
     delimiter = max(_DELIMITERS, key=head.count)
     reader = csv.DictReader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True)
     try:
-        return [{str(k): v for k, v in row.items() if k} for row in reader]
+        return [{str(k): v for k, v in row.items() if k} for row in reader], ""
     except csv.Error as error:
         raise ConfigError(f"{path} is no CSV ({error}): a header and rows, {_EXAMPLE}.") from error
+
+
+def _begins_json(text: str) -> bool:
+    """Whether a text begins like a document or a line of JSON."""
+    try:
+        json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _json_rows(text: str, path: str | Path) -> list[dict[str, Any]]:
@@ -220,10 +238,10 @@ def _quantity(name: str) -> Quantity | None:
     lower = name.lower()
     if _HOST.search(name) and "gpu" not in lower:
         return Quantity.HOST
-    if _DRIVER.search(name):
-        return Quantity.DEVICE
     if "reserved" in lower or "cached" in lower:
         return Quantity.RESERVED
+    if _DRIVER.search(name):
+        return Quantity.DEVICE
     if "allocated" in lower:
         highest = _HIGHEST.search(name) or "measured" in lower
         return Quantity.PEAK_ALLOCATED if highest else Quantity.ALLOCATED
@@ -237,7 +255,13 @@ def _log(
     path: str | Path,
     notes: list[str],
 ) -> MemoryLog:
-    step = next((name for name in names if name.lower() in _STEPS), None)
+    step = min(
+        (name for name in names if name.lower() in _STEPS),
+        key=lambda name: _STEPS.index(name.lower()),
+        default=None,
+    )
+    if step in _IN_EPOCH and "epoch" in names:
+        step = None  # counted anew in each epoch
     flag = next((name for name in names if name.lower() in _EVALUATION), None)
     sizes = {
         quantity: _sizes(

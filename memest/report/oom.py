@@ -17,6 +17,8 @@ from memest.units import format_delta, format_size
 __all__ = ["oom_parts"]
 
 _BAR = 24
+_MOST_CARDS, _FEW_CARDS = 8, 4
+"""How many names are listed whole, and how many of more."""
 
 
 def oom_parts(explanation: OomExplanation, page: Page) -> Iterator[RenderableType]:
@@ -51,7 +53,9 @@ def _account(
         head += " - the first of several"
     yield Text(head, style="bold")
     if message.total is not None:
-        cards = ", ".join(spec.name for spec in account.cards)
+        names = [spec.name for spec in account.cards]
+        cards = ", ".join(names if len(names) <= _MOST_CARDS else names[:_FEW_CARDS])
+        cards += f" and {len(names) - _FEW_CARDS} more" if len(names) > _MOST_CARDS else ""
         card = f"a card with {message.total.text}"
         yield Padding(f"{card}: {cards}" if cards else f"{card}, none of the catalogue", (0, 2))
     table = Grid("left", "right", "left")

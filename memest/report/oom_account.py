@@ -14,7 +14,6 @@ from memest.units import GIB, MIB, format_size
 __all__ = ["Account", "Share", "account_of", "cards_of_size", "whole_board_gib"]
 
 _BACKENDS = {"CUDA": "cuda", "HIP": "rocm"}
-_MOST_CARDS = 4
 _ERAS = ((1, 10), (2, 0), (2, 13))
 """Releases of torch whose contexts differ: all kernels at start, lazily, CUDA 12."""
 _EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
@@ -146,7 +145,7 @@ def cards_of_size(total: MessageSize, backend: str = "CUDA") -> tuple[GpuSpec, .
     """
     board = whole_board_gib(total, backend)
     if board is not None:
-        return tuple(_with_board(board)[:_MOST_CARDS])
+        return tuple(_with_board(board))
     backend_slug = _BACKENDS.get(backend)
     tolerance = int(total.bytes * DRIVER_SPREAD_RATIO)
     candidates = [
@@ -156,7 +155,7 @@ def cards_of_size(total: MessageSize, backend: str = "CUDA") -> tuple[GpuSpec, .
         and spec.torch_total_bytes is not None
         and total.low_bytes - tolerance <= spec.torch_total_bytes <= total.high_bytes + tolerance
     ]
-    return tuple(spec for _, _, spec in sorted(candidates, key=lambda row: row[:2])[:_MOST_CARDS])
+    return tuple(spec for _, _, spec in sorted(candidates, key=lambda row: row[:2]))
 
 
 def _sentences(

@@ -173,10 +173,17 @@ def verdict_sentence(estimate: Estimate) -> str:
 
 
 def verdict_sentences(estimate: Estimate) -> list[str]:
-    """The answer, and that for host memory where a node's is named."""
-    sentences = [verdict_sentence(estimate)]
-    if (life := estimate.life) is not None and life.budget_bytes is not None:
-        sentences.append(life.sentence)
+    """The answer for each GPU that is named, and that for host memory where it was asked for."""
+    each = each_gpu(estimate.setup)
+    sentences = [
+        verdict_sentence(estimate),
+        *(
+            gpu_sentence(fit, estimate.model.id, between=range_text(fit), each=each)
+            for fit in estimate.named_gpus[1:]
+        ),
+    ]
+    if estimate.life is not None:
+        sentences.append(estimate.life.sentence)
     return sentences
 
 

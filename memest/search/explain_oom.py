@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memest.catalog.gpus import REFERENCE_GPU, gpu_names
+from memest.catalog.gpus import REFERENCE_GPU, common_gpus, gpu_names
 from memest.config.setup import Precision, Setup
 from memest.config.spelling import command_words
 from memest.errors import ConfigError, MemestError
@@ -116,7 +116,9 @@ def explain_oom(
 
 
 def _card(account: Account, gpu: str | Sequence[str] | None) -> tuple[str, str]:
-    """The card whose kernels are taken: the one named, else the nearest by its memory.
+    """The card whose kernels are taken: the one named, else the one that most people have.
+
+    Of those whose memory the message's total can be; where none of them is common, the nearest.
 
     Returns:
         its name, and what to say of the choice where the message does not make it.
@@ -131,14 +133,15 @@ def _card(account: Account, gpu: str | Sequence[str] | None) -> tuple[str, str]:
         return names[0], ""
     message = account.message
     slugs = [spec.slug for spec in account.cards if spec.backend == "cuda"]
-    card = slugs[0] if slugs else REFERENCE_GPU
+    common = {spec.slug for spec in common_gpus()}
+    first = slugs[0] if slugs else REFERENCE_GPU
+    card = next((slug for slug in slugs if slug in common), first)
     board = None if message.total is None else whole_board_gib(message.total, message.backend)
-    if slugs and board is None:
+    if len(slugs) == 1 and board is None:
         return card, ""
-    return (
-        card,
-        f"the message does not tell the card: kernels of {card} are taken, --gpu names another.",
-    )
+    which = f"which of {len(slugs)} cards it is of" if len(slugs) > 1 else "the card"
+    note = f"the message does not tell {which}: kernels of {card} are taken, --gpu names another."
+    return card, note
 
 
 @dataclass(frozen=True, slots=True)

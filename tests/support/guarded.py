@@ -26,7 +26,12 @@ class _Guard:
     def find_spec(cls, name, path=None, target=None):
         if name in _absent:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return importlib.machinery.ModuleSpec(name, cls) if name in GUARDED else None
+        if name not in GUARDED:
+            return None
+        spec = importlib.machinery.ModuleSpec(name, cls, is_package=True)
+        real = importlib.machinery.PathFinder.find_spec(name)  # whose sources may be read
+        spec.submodule_search_locations = real.submodule_search_locations if real else []
+        return spec
 
     @staticmethod
     def create_module(spec):

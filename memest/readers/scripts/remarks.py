@@ -82,6 +82,8 @@ def _model(document: CallDocument, found: Found) -> None:
         )
         if wrapper is not None:
             why = f"{wrapper.subclass}, a module of the script's own"
+        elif why.startswith("diffusers."):
+            why += ", of several models: `memest help diffusers`"
         elif lightning is None and not found.loads and _may_be_imported(root):
             is_made = isinstance(root, Call)
             what = f"a module of another file ({why})" if is_made else "it is made elsewhere"

@@ -10,7 +10,7 @@ import torch
 from memest.config.positions import (
     DEFAULT_SEQ_LEN,
     assumed_length,
-    check_length,
+    check_text_length,
     length_limit,
     more_positions,
 )
@@ -51,7 +51,7 @@ def seq_len_of(built_model: BuiltModel, setup: Setup) -> tuple[int, list[str]]:
         length = min(DEFAULT_SEQ_LEN, limit) if limit else DEFAULT_SEQ_LEN
         return length, [assumed_length(length)]
     more = more_positions(built_model.config, setup)
-    check_length("seq-len", setup.seq_len, limit, what, more)
+    check_text_length(setup, limit, what, more)
     return setup.seq_len, []
 
 

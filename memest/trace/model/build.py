@@ -419,12 +419,12 @@ def cast_weights(model: torch.nn.Module, setup: Setup) -> None:
             if (
                 _trains_as_cast(name, parameter, dtype)
                 if pattern == "trainable"
-                else re.search(pattern, name)
+                else re.search(pattern.removeprefix("?"), name)
             )
         ]
         for parameter in matches:
             parameter.data = parameter.data.to(_DTYPES[dtype])
-        if not matches:
+        if not matches and not pattern.startswith("?"):
             names = ", ".join(name for name, _ in parameters[:3])
             raise ConfigError(
                 f"--cast-weights {pattern}={dtype} matches no weight. Names look like: {names}."

@@ -16,7 +16,7 @@ from unittest import mock
 
 import torch
 
-from memest.config.parallelism import Distributed, Fsdp, check_heads
+from memest.config.parallelism import Distributed, Fsdp, check_heads, no_plan
 from memest.errors import ConfigError
 from memest.trace.cues import OWN_UNITS
 from memest.trace.parallel.expert_parallel import check_has_experts, own_units
@@ -115,12 +115,7 @@ def shard_model(model: Any, meshes: Meshes, distributed: Distributed) -> None:
 
     ranks = distributed.tp
     if ranks > 1 and not getattr(model, "tp_plan", None):
-        raise ConfigError(
-            f"--tp cannot shard {type(model).__name__}: transformers has no plan for it "
-            "(base_model_tp_plan of its configuration), as it has for decoders such as llama, "
-            "mistral, qwen3, gemma3, mixtral or gpt_neox. Leave --tp out; --fsdp full_shard shards "
-            "any model."
-        )
+        raise no_plan(type(model).__name__)
     text = model.config.get_text_config()
     check_heads(lambda name: getattr(text, name, None), ranks)
     if meshes.ep is not None:

@@ -235,6 +235,8 @@ def test_each_word_leads_to_one_page():
         ("rollouts", "rollouts"),
         ("growth", "growth"),
         ("colab", "naming-gpus"),
+        ("pipelines", "diffusers"),
+        ("vlm", "images"),
     ],
 )
 def test_what_people_call_things(word, topic):

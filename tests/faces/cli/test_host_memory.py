@@ -28,6 +28,16 @@ def test_the_exit_code_is_the_gpus_unless_the_host_does_not_fit(memory, words, c
     assert of_host.startswith(words)
 
 
+def test_what_is_asked_of_a_run_is_answered_without_a_limit(capsys):
+    """Saving and resuming, and what they take of the GPU; the verdict is the GPU's."""
+    assert run(["fits", MODEL, *SIZES, "--with", "saving", "--gpu", "t4"]) == 0
+    out, err = capsys.readouterr()
+    of_gpu, of_host = out.splitlines()
+    assert of_gpu.startswith("Fits: ")
+    assert of_host.startswith("Host: needs ")
+    assert "GPU: saving takes " in err
+
+
 def test_without_a_gpu_the_host_decides(capsys):
     assert fits("--host-memory", "1GiB") == 3
     assert capsys.readouterr().out.startswith("Host: tight")

@@ -64,23 +64,29 @@ def test_json_is_one_document(answer, capsys, samples):
     assert err == ""
 
 
-def test_quiet_is_the_sentence(answer, capsys):
-    answer("fits")
+@pytest.mark.parametrize("name", ["fits", "tight"])
+def test_quiet_is_the_sentence_of_each_gpu(answer, capsys, samples, name):
+    answer(name)
     assert run(["estimate", "m", "--quiet"]) == 0
-    assert capsys.readouterr().out.count("\n") == 1
+    lines = capsys.readouterr().out.splitlines()
+    names = [fit.name for fit in samples[name].named_gpus]
+    assert [each in line for each, line in zip(names, lines, strict=True)] == [True] * len(names)
 
 
 @pytest.mark.parametrize(
     ("name", "code", "first"),
     [("fits", 0, "Fits: "), ("tight", 3, "Tight: "), ("does_not_fit", 4, "Does not fit: ")],
 )
-def test_fits(answer, capsys, name, code, first):
+def test_fits(answer, capsys, samples, name, code, first):
     calls = answer(name)
     assert run(["fits", "m", "--gpu", "x"]) == code
     assert capsys.readouterr().out.startswith(first)
     assert calls[0][1]["max_batch"] is False
     assert run(["fits", "m", "--gpu", "x", "--quiet"]) == code
-    assert capsys.readouterr().out == ""
+    out, err = capsys.readouterr()
+    assert out.startswith(first)
+    assert out.count("\n") == len(samples[name].named_gpus)
+    assert err == ""
     assert run(["fits", "m", "--gpu", "x", "--json"]) == code
     assert json.loads(capsys.readouterr().out)["schema_version"] == 1
 

@@ -6,7 +6,7 @@ import pytest
 
 from memest.catalog.capacity import usable_bytes
 from memest.catalog.gpu_counts import split_gpu_count, split_gpu_counts
-from memest.catalog.gpus import find_gpu, list_gpus, plain_name
+from memest.catalog.gpus import cards_of_word, find_gpu, list_gpus, plain_name
 from memest.catalog.spec import policy
 from memest.config.setup import Setup
 from memest.errors import ConfigError, UnknownGpuError
@@ -198,3 +198,41 @@ def test_a_number_that_may_be_the_cards_size_is_refused(text):
     with pytest.raises(UnknownGpuError, match=r"may be \d+ GPUs or a card of"):
         find_gpu(text)
     assert plain_name("a100:8") == ("a100", 8)
+
+
+class TestSeveralInOneWord:
+    @pytest.mark.parametrize(
+        ("text", "cards"),
+        [
+            ("t4 a100", ("t4", "a100")),
+            ("t4,a100-40gb; l4", ("t4", "a100-40gb", "l4")),
+            ("rtx 4090 rtx 3090 ti", ("rtx 4090", "rtx 3090 ti")),
+            ("a100 80gb h100", ("a100 80gb", "h100")),
+            ("rtx 4090 or 3090", ("rtx 4090", "3090")),
+            ("colab t4 vs. l4", ("colab t4", "l4")),
+            ("2xt4 2xl4", ("2xt4", "2xl4")),
+            ("24GB/48GB", ("24GB", "48GB")),
+        ],
+    )
+    def test_each_is_a_card(self, text, cards):
+        assert cards_of_word(text) == cards
+        assert all(find_gpu(card) for card in cards)
+        with pytest.raises(UnknownGpuError, match=f"names {len(cards)} cards"):
+            find_gpu(text)
+
+    @pytest.mark.parametrize(
+        "text",
+        ["24gb 4090", "l4 80gb", "colab a100", "t4 foo", "kaggle", "4090x2", "h100 nvl", ","],
+    )
+    def test_what_goes_with_one_card_makes_no_second(self, text):
+        assert cards_of_word(text) == (text,)
+
+    def test_every_name_of_the_list_is_one(self):
+        names = {text for spec in list_gpus() for text in (spec.name, *spec.aliases)}
+        assert [name for name in names if len(cards_of_word(name)) > 1] == []
+
+    def test_a_question_has_them_as_several(self):
+        assert split_gpu_counts({"gpu": "t4 a100"}) == {"gpu": ("t4", "a100")}
+        assert split_gpu_counts({"gpu": ["2xt4, 2xl4"]}) == {"gpu": ("t4", "l4"), "num_gpus": 2}
+        with pytest.raises(ConfigError, match="one run has one number of GPUs"):
+            split_gpu_counts({"gpu": "2xt4 l4"})

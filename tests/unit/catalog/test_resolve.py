@@ -102,6 +102,14 @@ class TestFile:
         assert "\n" not in str(caught.value)
         assert str(path) in str(caught.value)
 
+    def test_the_folder_of_a_pipeline(self, tmp_path):
+        write(tmp_path / "model_index.json", {"_class_name": "StableDiffusionPipeline"})
+
+        with pytest.raises(
+            ConfigError, match=r"StableDiffusionPipeline of .*memest help diffusers"
+        ):
+            resolve_model(str(tmp_path))
+
     def test_binary(self, tmp_path):
         path = tmp_path / "model.safetensors"
         path.write_bytes(b"\xff\xfe\x00\x80")

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from memest.config.length_files import lengths_of_dataset, read_lengths
 from memest.config.lengths import Batching, Lengths
 from memest.config.options import setup_from_options
+from memest.config.positions import check_text_length
 from memest.config.setup import Setup
 from memest.errors import ConfigError
+from memest.estimation.whole_run import length_notes
 
 SMALL = Lengths.of([3, 3, 5, 8, 8, 9])
 
@@ -24,7 +26,7 @@ SMALL = Lengths.of([3, 3, 5, 8, 8, 9])
     [
         "length,count\n12,3\n40,1\n", "12 3\n40\t1", "12\n40\n12\n12", "[12, 12, 40, 12]",
         '{"12": 3, "40": 1}', "[[12, 3], [40, 1]]", '[{"length": 12, "count": 3}, 40]',
-        "12;3\n40\n",
+        "12;3\n40\n", "id,tokens\n0,12\n1,40\n2,12\n3,12\n", '"count","len"\n3,12\n1,"40"\n',
     ],
 )  # fmt: skip
 def test_every_way_to_write_lengths_reads_the_same(tmp_path, text):
@@ -36,13 +38,47 @@ def test_every_way_to_write_lengths_reads_the_same(tmp_path, text):
     ("text", "said"),
     [
         ("12\nabc\n", "line 2"), ("12,3,4", "line 1"), ("", "no samples"), ("0\n", "1 or more"),
-        ("[1.5]", "no length"), ("{", "no JSON"), ("-4", "1 or more"), ('{"a": 1}', "no length"),
+        ("[1.5]", "no length"), ("id,name\n12,3\n", "which column is the length.* has id, name"),
+        ("id,len\n12\n", "line 2"), ("{", "no JSON"), ("-4", "1 or more"),
+        ('{"a": 1}', "no length"),
     ],
 )  # fmt: skip
 def test_what_is_no_length_is_named(tmp_path, text, said):
     (tmp_path / "lengths").write_text(text)
     with pytest.raises(ConfigError, match=said):
         read_lengths(tmp_path / "lengths")
+
+
+@pytest.mark.parametrize("text", ["512", "100, 200", "100 200"])
+def test_numbers_in_the_place_of_a_file_are_told_where_they_go(text):
+    with pytest.raises(ConfigError, match=r"is no file.*--seq-len 512"):
+        read_lengths(text)
+
+
+def test_a_dataset_of_the_hub_is_to_be_saved_first():
+    with pytest.raises(ConfigError, match=r"load_dataset\('tatsu-lab/alpaca', split='train'\)"):
+        lengths_of_dataset("tatsu-lab/alpaca", None, None)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_samples_that_a_model_has_no_positions_for(flat):
+    """Also where the mean of a row laid end to end has: each sample has positions of its own."""
+    lengths = Lengths.of([20] * 50 + [90])
+    setup = setup_from_options(lengths=lengths, padding_free=flat, batch=32)
+    with pytest.raises(ConfigError, match=r"up to 90 tokens .* the 64 positions.*--max-length 64"):
+        check_text_length(setup, 64, "positions of this model")
+    check_text_length(setup, 90, "positions of this model")
+    cut = setup_from_options(lengths=lengths, padding_free=flat, batch=32, seq_len=64)
+    check_text_length(cut, 64, "positions of this model")
+    with pytest.raises(ConfigError, match=r"--seq-len 64 is longer than the 60 positions"):
+        check_text_length(cut, 60, "positions")
+
+
+def test_a_batch_of_more_samples_than_there_are_is_said():
+    setup = setup_from_options(lengths=Lengths.of([8] * 3), batch=4)
+    assert "lengths: 3 samples make no batch of 4" in " ".join(length_notes(setup))
+    few = setup_from_options(lengths=Lengths.of([8] * 3), batch=3)
+    assert "make no batch" not in " ".join(length_notes(few))
 
 
 def test_datasets_of_every_format_count_the_same(tmp_path):

@@ -15,6 +15,7 @@ from memest.catalog.libraries import library_need
 from memest.catalog.models import catalogue
 from memest.config.attention import stored_dtype
 from memest.config.compatibility import check_stored
+from memest.config.installed import release
 from memest.config.kinds import Task
 from memest.config.options import setup_from_options
 from memest.config.packages import Need, pinned
@@ -82,6 +83,22 @@ REFUSED = {
         ("--tp 3 does not divide the 32 heads of this model (num_attention_heads). Legal: 1, 2, 4, "
         "8, 16, 32."),
     ),
+    "a model without a plan to share it": (
+        ["bert-base-uncased", "--tp", "2", *TWO], 2,
+        ("--tp cannot shard bert-base-uncased: transformers has no plan for it (base_model_tp_plan "
+        "of its configuration), as it has for decoders such as llama"),
+    ),
+    "adapters in modules that peft does not choose": (
+        ["Qwen/Qwen2.5-VL-7B-Instruct", "--lora-r", "16"], 2,
+        (f"--peft lora: peft {release('peft')} has no modules of its own choice for models of type "
+        "qwen2_5_vl: name them with --lora-target-modules, or add --lora-target-modules all-linear "
+        "(all but its head). Linear layers in its source are called "),
+    ),
+    "a method that has no images": (
+        ["Qwen/Qwen2.5-VL-7B-Instruct", "--method", "grpo"], 2,
+        ("--method grpo and a model of images and text exclude each other: TRL trains some, and of "
+        "its steps the tokens alone are modelled"),
+    ),
     "layers": (
         ["meta-llama/Llama-3.2-1B", "--pp", "32", "--num-gpus", "32"], 2,
         ("--pp 32 makes 32 stages, and the model has 16 layers: each stage needs one. Take --pp 16 "
@@ -132,7 +149,7 @@ REFUSED = {
     ),
     "an evaluation of one's own step": (
         ["module:make", "--step", "module:step", "--input", "x:float32[B,3]", "--eval-batch", "4"],
-        2, "--eval-batch: an evaluation has no --step: leave one of them out.",
+        2, "An evaluation (--eval-batch, --with eval) has no --step: leave one of them out.",
     ),
     "a compiled step of one's own": (
         ["module:make", "--step", "module:step", "--input", "x:float32[B,3]", "--torch-compile"], 2,

@@ -110,7 +110,7 @@ def test_an_evaluation_takes_its_room_at_every_batch():
 
 def test_other_loops_and_lonely_options_are_refused():
     for options, said in (
-        ({"eval_batch": 4, "loop": "plain"}, "Trainer's evaluation"),
+        ({"eval_batch": 4, "loop": "plain"}, "is the Trainer's"),
         ({"eval_samples": 4}, "add --eval-batch 8"),
         ({"eval_batch": 0}, "out of range"),
         ({"eval_strategy": "often"}, "Legal: no, steps, epoch"),

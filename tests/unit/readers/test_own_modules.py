@@ -68,7 +68,8 @@ def test_what_is_to_be_typed_for_a_module_of_the_scripts_own(net, file, module):
     with pytest.raises(ConfigError) as caught:
         read_question([file], {})
     assert str(caught.value).endswith(
-        "(Net, a module of the script's own): write it besides, memest estimate "
+        "(Net, a module of the script's own): write it besides, with the extents of its tensors "
+        "for the dots: memest estimate "
         f"{module}:Net --input 'signal:float32[B,...]' --config {file}"
     )
 

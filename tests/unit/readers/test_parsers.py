@@ -428,6 +428,7 @@ def test_a_model_of_a_library_that_is_not_built_is_no_model_of_transformers(tmp_
 
     assert run.model is None
     assert "diffusers.UNet2DConditionModel" in run.model_problem
+    assert "`memest help diffusers`" in run.model_problem
 
 
 _PREPARED = """

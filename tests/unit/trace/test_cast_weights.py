@@ -53,6 +53,11 @@ def test_a_pattern_that_matches_nothing_is_refused():
         setup_from_options(cast_weights=("(=float32",))
 
 
+def test_a_pattern_may_be_said_to_match_nothing():
+    assert dtypes("?head=float32") == set()
+    assert dtypes(f"?{NAMES}=float32") == dtypes(f"{NAMES}=float32") != set()
+
+
 @pytest.mark.parametrize("options", [{"zero": 2}, {"fsdp": "full_shard"}, {"pp": 2}])
 def test_who_shards_settles_dtypes(options):
     with pytest.raises(ConfigError, match="--cast-weights is not priced beside"):
