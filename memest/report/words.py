@@ -270,6 +270,7 @@ _TRAINERS = {
     LogProbs.FLOAT32: "LLaMA-Factory, with all logits in float32",
     LogProbs.TORCHTUNE: "torchtune, with all logits in float32",
     LogProbs.SWIFT: "ms-swift, with all logits",
+    LogProbs.VERL: "verl, with all logits",
 }
 """Whose code has log-probabilities from there."""
 _FUSED_SINCE = dict.fromkeys((Method.DPO, Method.IPO, Method.KTO), "1.15")
