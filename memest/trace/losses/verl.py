@@ -77,9 +77,9 @@ def score_by_verl(model: Call | None, _: Call | None, inputs: Batch) -> None:
 
 def _log_probs(model: Call, batch: Batch, *, asks_entropies: bool = False) -> torch.Tensor:
     """Of every token of the row, (total,), float32."""
-    input_ids, samples = batch["input_ids"], len(batch["offsets"]) - 1
-    temperature = torch.full((samples,), _TEMPERATURE, device=input_ids.device)
-    temperature = temperature.repeat_interleave(len(input_ids) // samples)
+    input_ids, offsets = batch["input_ids"], batch["offsets"]
+    temperature = torch.full((len(offsets) - 1,), _TEMPERATURE, device=input_ids.device)
+    temperature = torch.repeat_interleave(temperature, offsets.diff(), dim=0)
     rolled = torch.roll(input_ids.unsqueeze(0), shifts=-1, dims=1).squeeze(0)
     output = model(
         input_ids=input_ids.unsqueeze(0),
