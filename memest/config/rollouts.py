@@ -14,7 +14,7 @@ from memest.config.generation import Generation
 from memest.config.option import legal_values, option, plain_values, read_parts, settle
 from memest.errors import ConfigError
 
-__all__ = ["Engine", "Rollouts", "read_rollouts"]
+__all__ = ["Engine", "Moved", "Rollouts", "read_rollouts"]
 
 _MAX_TOKENS = 1 << 20
 _MAX_STEPS = 1 << 16
@@ -29,6 +29,15 @@ class Engine(enum.StrEnum):
     """vLLM on the same GPU (``vllm_mode="colocate"``)."""
     SERVER = "server"
     """vLLM on other GPUs."""
+
+
+class Moved(enum.StrEnum):
+    """What the trainer has on the host while an engine on its GPU writes."""
+
+    NOTHING = "nothing"
+    MODEL = "model"
+    OPTIMIZER = "optimizer"
+    BOTH = "both"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +55,9 @@ class Rollouts:
         engine: who writes them.
         engine_share: of the GPU's memory, what vLLM takes (``gpu_memory_utilization``).
         engine_sleeps: it gives weights and cache back while the model trains.
+        engine_gpus: GPUs that share the engine's weights, each with a share of its memory.
+        engine_moves: what the trainer has on the host while such an engine writes, and on the GPU
+            in every step.
 
     Raises:
         ConfigError: values that no trainer takes.
@@ -90,6 +102,18 @@ class Rollouts:
         "vLLM gives its weights and its cache back while the model trains.",
         "--engine-sleeps vllm_enable_sleep_mode",
     )
+    engine_gpus: int = option(
+        1,
+        "GPUs that share the weights of vLLM (its tensor parallelism), each with its share of "
+        "memory.",
+        "--engine-gpus GPUS vllm_tensor_parallel_size",
+        between=(1, 1 << 10),
+    )
+    engine_moves: Moved = option(
+        Moved.NOTHING,
+        f"What the trainer has on the host while vLLM writes: {legal_values(Moved)}.",
+        "WHAT",
+    )
 
     def __post_init__(self) -> None:
         settle(self)
@@ -105,6 +129,10 @@ class Rollouts:
             self.check_shares("--engine-sleeps")
         if self.engine_share != 0.3:
             self.check_shares("--engine-share")
+        if self.engine_gpus != 1:
+            self.check_shares("--engine-gpus")
+        if self.engine_moves is not Moved.NOTHING:
+            self.check_shares("--engine-moves")
         if not self.engine_share:
             raise ConfigError(
                 "--engine-share 0 leaves vLLM no memory: give it a part, 0.3 as TRL does."

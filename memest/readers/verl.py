@@ -131,7 +131,7 @@ def read_verl(keys: DocumentKeys, *, config: str = "") -> None:
     num_gpus = _gpus(flat)
     _sharding(flat, num_gpus)
     _sizes(flat, num_gpus)
-    _engine(flat)
+    _engine(flat, num_gpus)
     _model(flat)
     _optimizer(flat)
     for key, why in _UNMODELLED.items():
@@ -342,11 +342,10 @@ def _dynamic(keys: DocumentKeys, samples: int, length: int) -> None:
     keys.set_at("grad_accum", pieces, _told(keys, f"{_ACTOR}ppo_mini_batch_size"))
     why = f"{most:,} tokens of any lengths; priced are {batch} of the longest, {batch * length:,}"
     (keys.miss if keys.has(key) else keys.miss_default)(key, Bounded(why))
-    for part in (_ROLLOUT, f"{_WORKER}ref."):
-        scored = keys.whole(f"{part}log_prob_max_token_len_per_gpu")
-        if scored is not None and scored > most and part == _ROLLOUT:
-            why = f"{scored:,} tokens are scored at once, more than a micro-batch that trains has"
-            keys.miss(f"{part}log_prob_max_token_len_per_gpu", why)
+    scored = keys.whole(f"{_ROLLOUT}log_prob_max_token_len_per_gpu")
+    if scored is not None and scored > max(most, batch * length):
+        why = f"{scored:,} tokens are scored at once, more than a micro-batch that trains has"
+        keys.miss(f"{_ROLLOUT}log_prob_max_token_len_per_gpu", why)
     keys.pass_over(_MICRO_BATCHES, "micro-batches are filled by tokens")
 
 
@@ -386,7 +385,7 @@ _MICRO_BATCHES = tuple(
 )
 
 
-def _engine(keys: DocumentKeys) -> None:
+def _engine(keys: DocumentKeys, num_gpus: int) -> None:
     """Who writes answers on the same GPU.
 
     Raises:
@@ -410,16 +409,36 @@ def _engine(keys: DocumentKeys) -> None:
     if keys.switch(f"{_ROLLOUT}free_cache_engine") is not False:
         keys.set_at("engine_sleeps", True, _told(keys, f"{_ROLLOUT}free_cache_engine"))
     # between steps alone: the update has both back on the GPU
-    for what in ("param", "optimizer"):
-        if keys.switch(f"{_FSDP}{what}_offload"):
-            why = "on the host while answers are written, and on the GPU in every step"
-            keys.miss(f"{_FSDP}{what}_offload", Saving(why))
+    moved = [name for name in ("param", "optimizer") if keys.switch(f"{_FSDP}{name}_offload")]
+    if moved:
+        words = "both" if len(moved) == 2 else "model" if moved == ["param"] else "optimizer"
+        keys.set("engine_moves", words, f"{_FSDP}{moved[0]}_offload")
+    _engine_gpus(keys, num_gpus)
     # set_expandable_segments(True) behind every hand-over of weights
     keys.set_at(
         "alloc_conf",
         "expandable_segments:True",
         KeyOrigin(f"default of {keys.framework} (update_weights)", Level.FILE),
     )
+
+
+def _engine_gpus(keys: DocumentKeys, num_gpus: int) -> None:
+    """How many GPUs one engine has, all of which must be of the run.
+
+    Raises:
+        ConfigError: the GPUs do not divide among engines.
+    """
+    key = f"{_ROLLOUT}tensor_model_parallel_size"
+    tensor = keys.whole(key) or 2
+    stages = keys.whole(f"{_ROLLOUT}pipeline_model_parallel_size") or 1
+    copies = keys.whole(f"{_ROLLOUT}data_parallel_size") or 1
+    if num_gpus % (tensor * stages * copies):
+        where = keys.where(key) if keys.has(key) else f"verl's default of {key}"
+        raise ConfigError(
+            f"{where} {tensor}: {num_gpus} GPUs do not divide among engines of "
+            f"{tensor * stages * copies}, where verl stops. Write {key}=1."
+        )
+    keys.set_at("engine_gpus", tensor * stages, _told(keys, key))
 
 
 def _model(keys: DocumentKeys) -> None:
