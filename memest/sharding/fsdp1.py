@@ -505,14 +505,12 @@ class Fsdp1(FsdpRank):
         """``_reduce_grad``; ``_reduce_grad_no_shard`` reduces where the gradient is."""
         computed_item, stored_item = self._computed_item(unit), self._stored_item(unit)
         flat, buffers, result = self._flats[unit], [gradient], gradient
+        in_full: list[int] = []
         if self.reduces_in_full and computed_item != _FULL_ITEM:
             # beside autograd's own, to which the hook has a name
             computed_item = _FULL_ITEM
             result = self._alloc_reduced(flat.elements * computed_item, _POST_BACKWARD_STREAM)
-            if self.keeps_whole:
-                self.to.free(gradient)
-            else:
-                buffers.append(result)
+            in_full = [gradient if self.keeps_whole else result]
         if not self.keeps_whole:
             gathered_elements = flat.shard_elements * self.ranks
             if gathered_elements != flat.elements:
@@ -528,6 +526,7 @@ class Fsdp1(FsdpRank):
             cast = self._alloc_reduced(self._rank_elements(unit) * stored_item, stream)
             self.to.free(result)
             result = cast
+        self.to.free(*in_full)
         if self.keeps_whole:
             self.keep_gradient(unit, result)
             return
