@@ -307,6 +307,8 @@ def _method(setup: Setup) -> str:
         return f"{words}, reference without the adapters"
     as_model = setup.ref_dtype is Dtype.AUTO or setup.distributed.zero  # DeepSpeed casts both
     dtype = "" if as_model else f"{setup.ref_dtype} "
+    if not setup.has_reference_model:
+        return f"{words}, reference on the host"
     follows = " that follows" if setup.sync_ref_model else ""
     return f"{words}, with a {dtype}reference model{follows}"
 

@@ -28,6 +28,11 @@ _HANDED_OUT_NOTE = (
     "and so are the weights that are gathered for what writes; a reward model on the GPU is not"
 )
 """Where FSDP or DeepSpeed shard the weights."""
+_BY_VERL_NOTE = (
+    f"{_BOUND}old log-probabilities are counted, in micro-batches of the step; the reference's, "
+    "whose weights come from the host unit by unit, take less than the step; a reward model on the "
+    "GPU is not counted"
+)
 _WRITTEN_NOTE = f"{_BOUND}every prompt has two of them; a reward model on the GPU is not counted"
 
 
@@ -35,6 +40,8 @@ def completions_note(setup: Setup) -> str:
     """What is assumed of the completions that a run learns from."""
     if setup.method.writes_pairs:
         return _WRITTEN_NOTE
+    if setup.log_probs is LogProbs.VERL:
+        return _BY_VERL_NOTE
     return _HANDED_OUT_NOTE if setup.distributed.scores_completions else _COMPLETIONS_NOTE
 
 
