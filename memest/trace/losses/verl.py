@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from memest.trace.losses.preference_logits import Batch, Call, fetch
 
@@ -58,7 +59,7 @@ def verl_step(model: Call, _: Call, inputs: Batch) -> tuple[torch.Tensor, Any]:
     """
     batch = dict(inputs)
     inputs.clear()
-    log_probs = _log_probs(model, batch)
+    log_probs, _kept = _log_probs(model, batch)
     loss = _loss(log_probs, batch)
     fetch(loss.detach())
     return loss, log_probs.detach()
@@ -75,8 +76,10 @@ def score_by_verl(model: Call | None, _: Call | None, inputs: Batch) -> None:
         _log_probs(model, inputs, asks_entropies=True)
 
 
-def _log_probs(model: Call, batch: Batch, *, asks_entropies: bool = False) -> torch.Tensor:
-    """Of every token of the row, (total,), float32."""
+def _log_probs(
+    model: Call, batch: Batch, *, asks_entropies: bool = False
+) -> tuple[torch.Tensor, Any]:
+    """Of every token of the row, (total,), float32; and what the caller has names for."""
     input_ids, offsets = batch["input_ids"], batch["offsets"]
     temperature = torch.full((len(offsets) - 1,), _TEMPERATURE, device=input_ids.device)
     temperature = torch.repeat_interleave(temperature, offsets.diff(), dim=0)
@@ -88,13 +91,9 @@ def _log_probs(model: Call, batch: Batch, *, asks_entropies: bool = False) -> to
         use_cache=False,
     )
     logits = output.logits.squeeze(0)
-    entropies = None
-    if asks_entropies:
-        entropies = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    entropies = torch.empty(len(logits) if asks_entropies else 0, device=logits.device)
     losses, _ = _CrossEntropy.apply(logits, rolled)  # type: ignore[no-untyped-call]
-    log_probs: torch.Tensor = -losses
-    del entropies, temperature
-    return log_probs
+    return -losses, (output, temperature, entropies)
 
 
 def _loss(log_probs: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -103,15 +102,33 @@ def _loss(log_probs: torch.Tensor, batch: Batch) -> torch.Tensor:
     length = len(batch["responses"]) // samples
     rows = log_probs.view(samples, -1)
     # the number of a token stands at the one before it
-    log_prob = rows[:, -length - 1 : -1].clone(memory_format=torch.contiguous_format)
+    answers = functional.pad(rows[:, -length - 1 : -1], (0, 0))
+    log_prob = answers.clone()  # padded one by one, and stacked
+    del answers
+    data: Batch = {}  # which the function has a name for
 
     def padded(name: str) -> torch.Tensor:
-        return batch[name].view(samples, -1).clone()
+        data[name] = batch[name].view(samples, -1).clone()
+        return data[name]
 
     mask = padded("response_mask").to(torch.bool)
     old_log_prob, advantages = padded("old_log_probs"), padded("advantages")
     diverges = "ref_log_prob" in batch
     ref_log_prob = padded("ref_log_prob") if diverges else log_prob
+    loss = _policy_loss(log_prob, old_log_prob, advantages, mask)
+    fetch(loss.detach())
+    if diverges:
+        divergence = _divergence(log_prob, ref_log_prob)
+        kl_loss = _aggregate(divergence, mask)
+        loss += kl_loss * _COEFFICIENT
+        fetch(kl_loss.detach())
+    return loss
+
+
+def _policy_loss(
+    log_prob: torch.Tensor, old_log_prob: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """``compute_policy_loss_vanilla``."""
     negative_kl = torch.clamp(log_prob - old_log_prob, min=-20.0, max=20.0)
     ratio = torch.exp(negative_kl)
     kl = _masked_mean(-negative_kl, mask)
@@ -124,15 +141,16 @@ def _loss(log_probs: torch.Tensor, batch: Batch) -> torch.Tensor:
     low_share = _masked_mean(torch.gt(clipped1, losses3) * (advantages < 0).float(), mask)
     losses = torch.where(advantages < 0, clipped2, clipped1)
     loss = _aggregate(losses, mask)
-    for value in (clip_share, kl, low_share, loss):
+    for value in (clip_share, kl, low_share):
         fetch(value.detach())
-    if diverges:
-        ref_ratio = torch.clamp(ref_log_prob - log_prob, min=-20, max=20)
-        divergence = torch.exp(ref_ratio) - ref_ratio - 1
-        kl_loss = _aggregate(torch.clamp(divergence, min=-10, max=10), mask)
-        loss += kl_loss * _COEFFICIENT
-        fetch(kl_loss.detach())
     return loss
+
+
+def _divergence(log_prob: torch.Tensor, ref_log_prob: torch.Tensor) -> torch.Tensor:
+    """``kl_penalty``, ``low_var_kl``."""
+    kl = torch.clamp(ref_log_prob - log_prob, min=-20, max=20)
+    ratio = torch.exp(kl)
+    return torch.clamp(ratio - kl - 1, min=-10, max=10)
 
 
 def _masked_sum(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
