@@ -55,7 +55,8 @@ from memest.readers.values import (
     Remark,
     Saving,
 )
-from memest.readers.verl import VERL_CONFIGS, is_verl, read_verl
+from memest.readers.verl import read_verl
+from memest.readers.verl_keys import VERL_CONFIGS, is_verl
 
 __all__ = ["read_launch"]
 
@@ -451,7 +452,8 @@ def _verl(
     name = str(arguments.pop("config_name", "")).removesuffix(".yaml")
     folder = arguments.pop("config_path", None)
     path = Path(str(folder or ".")) / f"{name}.yaml"
-    document, source, place = {}, "command", None
+    document: dict[str, Any] = {}
+    source, place = "command", None
     if name and path.is_file():
         document, place = open_document(str(path), "command: --config-name")
         source = path.name

@@ -19,7 +19,7 @@ from memest.readers.command_words import (
 from memest.readers.documents import read_source
 from memest.readers.shell_words import UNSET, commands_of
 from memest.readers.training_arguments import IGNORED_KEYS
-from memest.readers.verl import is_of_driver
+from memest.readers.verl_keys import is_of_driver
 
 __all__ = ["find_launch", "launch_among"]
 

@@ -21,97 +21,20 @@ from typing import Any
 from memest.errors import ConfigError
 from memest.readers.mapping import DocumentKeys, Key
 from memest.readers.values import Bounded, Either, KeyOrigin, Level, Saving
-
-__all__ = ["VERL_CONFIGS", "is_of_driver", "is_verl", "read_verl"]
-
-VERL_CONFIGS = ("ppo_trainer", "ppo_megatron_trainer")
-"""Configurations that come with verl, by hydra's names."""
-_PROGRAM = re.compile(r"(?:.*[/\\])?verl[./\\]trainer[./\\]main_ppo(\.py)?")
-
-_WORKER = "actor_rollout_ref."
-_ACTOR, _MODEL, _ROLLOUT = (f"{_WORKER}{part}." for part in ("actor", "model", "rollout"))
-_FSDP = f"{_ACTOR}fsdp_config."
-_OPTIM = f"{_ACTOR}optim."
-_DTYPES = {
-    **dict.fromkeys(("fp32", "float32", "32"), "float32"),
-    **dict.fromkeys(("bf16", "bfloat16"), "bfloat16"),
-    **dict.fromkeys(("fp16", "float16", "16"), "float16"),
-}
-_NUMBERS = "numbers of the loss and of rates, which no size depends on"
-_PASSED_OVER = (
-    (re.compile(r"(trainer|ray_kwargs|global_profiler|transfer_queue)\."), "of the driver"),
-    (re.compile(r"data\.|custom_reward_function\.|reward(_model|_manager)?\."), "of the host"),
-    (re.compile(r"critic\."), "no critic is trained"),
-    (re.compile(r"actor_rollout_ref\.ref\."), "the reference lies on the host, and takes less"),
-    (re.compile(r"actor_rollout_ref\.actor\.megatron\.|.*\.veomni\."), "of another engine"),
-    (re.compile(r".*\.(checkpoint|profiler|npu_profile)\."), "saving and profiling"),
-    (re.compile(r"actor_rollout_ref\.rollout\."), "of the engine, in its share"),
-    (re.compile(r"algorithm\.|actor_rollout_ref\.actor\.(policy_loss|optim)\."), _NUMBERS),
+from memest.readers.verl_keys import (
+    ACTOR,
+    DTYPES,
+    FSDP,
+    IGNORED,
+    MODEL,
+    OPTIM,
+    OPTIMIZERS,
+    PASSED_OVER,
+    ROLLOUT,
+    UNMODELLED,
 )
-"""Sections whose other keys change no memory of the actor's GPU."""
-_SIZES = (
-    "data.max_prompt_length",
-    "data.max_response_length",
-    "trainer.n_gpus_per_node",
-    "trainer.nnodes",
-    "reward.reward_model.enable",
-    "reward_model.enable",
-)
-"""Keys of the first two that do."""
-_IGNORED = {
-    **dict.fromkeys(
-        """clip_ratio clip_ratio_low clip_ratio_high clip_ratio_c kl_loss_type loss_agg_mode
-        loss_scale_factor ppo_epochs shuffle data_loader_seed tau_pos tau_neg grad_clip""".split(),
-        _NUMBERS,
-    ),
-    "use_torch_compile": "the entropy's function alone is compiled",
-    "rollout_n": "counted with the engine",
-    "entropy_from_logits_chunk_size": "no entropy is trained",
-}
-"""Keys of the actor."""
-_UNMODELLED = {
-    f"{_ACTOR}calculate_entropy": "the entropy's softmax of all logits, and gradients beside them",
-    f"{_ACTOR}calculate_sum_pi_squared": "a softmax of all logits",
-    f"{_ACTOR}use_prefix_grouper": Either("prompts that are computed once"),
-    f"{_FSDP}forward_prefetch": "a unit is gathered while the one before it runs",
-    f"{_FSDP}use_no_sync_for_gradient_accumulation": "gradients wait whole for the last micro-step",
-    f"{_FSDP}pad_to_length": "rows are padded",
-    f"{_ACTOR}pad_to_length": "rows are padded",
-    f"{_FSDP}full_determinism": Either("kernels that give the same numbers again"),
-    f"{_FSDP}qat.enable": Either("quantisation-aware training"),
-    f"{_ACTOR}qat.enable": Either("quantisation-aware training"),
-    f"{_MODEL}enable_activation_offload": Saving("activations wait on the host"),
-    f"{_MODEL}use_liger": Saving("Liger's kernels, without its loss"),
-    f"{_MODEL}use_fused_kernels": Saving("the head by pieces, without all logits"),
-    f"{_MODEL}tiled_mlp.enabled": Saving("layers by pieces of the row"),
-    f"{_MODEL}mtp.enable": "further layers that predict",
-    f"{_MODEL}exclude_modules": Bounded("modules without adapters"),
-    f"{_MODEL}lora_adapter_path": Either("the adapters of a folder: their rank is not read"),
-    "reward.reward_model.enable": "a reward model by an engine of its own",
-    "reward_model.enable": "a reward model by an engine of its own",
-    "distillation.enabled": "a teacher",
-}
-"""What switches it on is named; off, nothing is said."""
 
-
-def is_verl(program: str) -> bool:
-    """Whether a command starts verl's trainer, as a module or by its path.
-
-    Example:
-        >>> is_verl("verl.trainer.main_ppo"), is_verl("verl.trainer.sft_trainer")
-        (True, False)
-    """
-    return _PROGRAM.fullmatch(program) is not None
-
-
-def is_of_driver(key: str) -> bool:
-    """Whether a key of verl's says nothing of the actor's GPU, whatever its value is.
-
-    Example:
-        >>> is_of_driver("data.train_files"), is_of_driver("data.max_prompt_length")
-        (True, False)
-    """
-    return key not in _SIZES and any(pattern.match(key) for pattern, _ in _PASSED_OVER[:2])
+__all__ = ["read_verl"]
 
 
 def read_verl(keys: DocumentKeys, *, config: str = "") -> None:
@@ -126,7 +49,7 @@ def read_verl(keys: DocumentKeys, *, config: str = "") -> None:
     """
     flat = replace(keys, document=_flat(keys.document), samples_per_step=None)
     _refuse_others(flat, config)
-    flat.set_from(f"{_MODEL}path", Key("model", "text"))
+    flat.set_from(f"{MODEL}path", Key("model", "text"))
     _method(flat)
     num_gpus = _gpus(flat)
     _sharding(flat, num_gpus)
@@ -134,12 +57,12 @@ def read_verl(keys: DocumentKeys, *, config: str = "") -> None:
     _engine(flat, num_gpus)
     _model(flat)
     _optimizer(flat)
-    for key, why in _UNMODELLED.items():
+    for key, why in UNMODELLED.items():
         if flat.take(key) not in (None, False, 0, "", "null"):
             flat.miss(key, why)
     for key in flat.remaining:
-        name = key.removeprefix(_ACTOR)
-        why = _IGNORED.get(name) or next((w for p, w in _PASSED_OVER if p.match(key)), "")
+        name = key.removeprefix(ACTOR)
+        why = IGNORED.get(name) or next((w for p, w in PASSED_OVER if p.match(key)), "")
         if why:
             flat.pass_over((key,), why)
     flat.ignore_rest({}, {})
@@ -179,20 +102,20 @@ def _refuse_others(keys: DocumentKeys, config: str) -> None:
             "actor, which is not priced: estimates without one are. Write "
             "algorithm.adv_estimator=grpo or rloo."
         )
-    strategy = keys.text(f"{_ACTOR}strategy") or "fsdp"
+    strategy = keys.text(f"{ACTOR}strategy") or "fsdp"
     if strategy not in ("fsdp", "fsdp2"):
         raise ConfigError(
-            f"{keys.where(f'{_ACTOR}strategy')} {strategy} is not priced: {priced}. Write "
-            f"{_ACTOR}strategy=fsdp2."
+            f"{keys.where(f'{ACTOR}strategy')} {strategy} is not priced: {priced}. Write "
+            f"{ACTOR}strategy=fsdp2."
         )
-    for part in (_ACTOR, _FSDP):
+    for part in (ACTOR, FSDP):
         key = f"{part}ulysses_sequence_parallel_size"
         size = keys.whole(key) or 1
         if size > 1:
             raise ConfigError(
                 f"{keys.where(key)} {size}: verl's Ulysses is not priced. Write {key}=1."
             )
-    keys.set_at("fsdp_version", 2 if strategy == "fsdp2" else 1, _told(keys, f"{_ACTOR}strategy"))
+    keys.set_at("fsdp_version", 2 if strategy == "fsdp2" else 1, _told(keys, f"{ACTOR}strategy"))
     # estimates differ in numbers alone; what RLOO takes is told as what it is
     keys.set_at(
         "method",
@@ -213,22 +136,22 @@ def _method(keys: DocumentKeys) -> None:
     origin = KeyOrigin(f"default of {keys.framework}", Level.FILE)
     for option, value in (("log_probs", "verl"), ("loop", "plain")):
         keys.set_at(option, value, origin)
-    beta = keys.scalar(f"{_ACTOR}kl_loss_coef")
-    if keys.switch(f"{_ACTOR}use_kl_loss"):
-        keys.set_at("kl_beta", 0.001 if beta is None else beta, _told(keys, f"{_ACTOR}use_kl_loss"))
+    beta = keys.scalar(f"{ACTOR}kl_loss_coef")
+    if keys.switch(f"{ACTOR}use_kl_loss"):
+        keys.set_at("kl_beta", 0.001 if beta is None else beta, _told(keys, f"{ACTOR}use_kl_loss"))
     else:
-        keys.set_at("kl_beta", 0.0, _told(keys, f"{_ACTOR}use_kl_loss"))
+        keys.set_at("kl_beta", 0.0, _told(keys, f"{ACTOR}use_kl_loss"))
     if keys.on("algorithm.use_kl_in_reward"):
         keys.ignore("algorithm.use_kl_in_reward", "its reference lies on the host, and takes less")
-    coefficient = keys.scalar(f"{_ACTOR}entropy_coeff")
+    coefficient = keys.scalar(f"{ACTOR}entropy_coeff")
     if str(coefficient) not in ("None", "0", "0.0"):
         why = "the entropy's softmax of all logits, and its gradients beside those of the answers"
-        keys.miss(f"{_ACTOR}entropy_coeff", why)
+        keys.miss(f"{ACTOR}entropy_coeff", why)
     for key in ("entropy_checkpointing", "entropy_from_logits_with_chunking"):
-        keys.pass_over((f"{_ACTOR}{key}", f"{_FSDP}{key}"), "how an entropy is computed")
-    temperature = keys.scalar(f"{_ROLLOUT}temperature")
+        keys.pass_over((f"{ACTOR}{key}", f"{FSDP}{key}"), "how an entropy is computed")
+    temperature = keys.scalar(f"{ROLLOUT}temperature")
     if str(temperature) not in ("None", "1", "1.0"):
-        keys.miss(f"{_ROLLOUT}temperature", "logits are divided by it: all of them once more")
+        keys.miss(f"{ROLLOUT}temperature", "logits are divided by it: all of them once more")
 
 
 def _gpus(keys: DocumentKeys) -> int:
@@ -247,28 +170,28 @@ def _sharding(keys: DocumentKeys, num_gpus: int) -> None:
     Raises:
         ConfigError: a dtype that is not priced.
     """
-    reshards = keys.switch(f"{_FSDP}reshard_after_forward")
+    reshards = keys.switch(f"{FSDP}reshard_after_forward")
     mode = "shard_grad_op" if reshards is False else "full_shard"
-    keys.set_at("fsdp", mode, _told(keys, f"{_FSDP}reshard_after_forward"))
-    size = keys.whole(f"{_FSDP}fsdp_size")
+    keys.set_at("fsdp", mode, _told(keys, f"{FSDP}reshard_after_forward"))
+    size = keys.whole(f"{FSDP}fsdp_size")
     if size is not None and 1 < size < num_gpus:
-        keys.set("fsdp_shard_size", size, f"{_FSDP}fsdp_size")
+        keys.set("fsdp_shard_size", size, f"{FSDP}fsdp_size")
     elif size == 1 and num_gpus > 1:
         raise ConfigError(
-            f"{keys.where(f'{_FSDP}fsdp_size')} 1: an actor whole on every GPU is not priced. "
-            f"Write {_FSDP}fsdp_size=-1, which all GPUs share."
+            f"{keys.where(f'{FSDP}fsdp_size')} 1: an actor whole on every GPU is not priced. "
+            f"Write {FSDP}fsdp_size=-1, which all GPUs share."
         )
-    if keys.on(f"{_FSDP}offload_policy"):
-        keys.set("fsdp_offload", True, f"{_FSDP}offload_policy")
-    layers = keys.take(f"{_FSDP}wrap_policy.transformer_layer_cls_to_wrap")
+    if keys.on(f"{FSDP}offload_policy"):
+        keys.set("fsdp_offload", True, f"{FSDP}offload_policy")
+    layers = keys.take(f"{FSDP}wrap_policy.transformer_layer_cls_to_wrap")
     if layers:
-        keys.set("fsdp_wrap", layers, f"{_FSDP}wrap_policy.transformer_layer_cls_to_wrap")
-    if (keys.whole(f"{_FSDP}wrap_policy.min_num_params") or 0) > 0:
+        keys.set("fsdp_wrap", layers, f"{FSDP}wrap_policy.transformer_layer_cls_to_wrap")
+    if (keys.whole(f"{FSDP}wrap_policy.min_num_params") or 0) > 0:
         why = "units by their size; layers are priced"
-        keys.miss(f"{_FSDP}wrap_policy.min_num_params", Either(why))
-    dtype = _dtype(keys, f"{_FSDP}model_dtype", "float32")
-    keys.set_at("dtype", dtype, _told(keys, f"{_FSDP}model_dtype"))
-    mixed = f"{_FSDP}mixed_precision."
+        keys.miss(f"{FSDP}wrap_policy.min_num_params", Either(why))
+    dtype = _dtype(keys, f"{FSDP}model_dtype", "float32")
+    keys.set_at("dtype", dtype, _told(keys, f"{FSDP}model_dtype"))
+    mixed = f"{FSDP}mixed_precision."
     computes = _dtype(keys, f"{mixed}param_dtype", "bfloat16")
     if computes == "float16":
         raise ConfigError(
@@ -282,11 +205,11 @@ def _sharding(keys: DocumentKeys, num_gpus: int) -> None:
     if _dtype(keys, f"{mixed}reduce_dtype", "float32") != "float32":
         keys.miss(f"{mixed}reduce_dtype", Saving("gradients are reduced in half precision"))
     keys.pass_over((f"{mixed}buffer_dtype",), "of some KiB")
-    use_orig_params = keys.switch(f"{_FSDP}use_orig_params")
+    use_orig_params = keys.switch(f"{FSDP}use_orig_params")
     if use_orig_params:
-        keys.set("fsdp_use_orig_params", True, f"{_FSDP}use_orig_params")
+        keys.set("fsdp_use_orig_params", True, f"{FSDP}use_orig_params")
     keys.pass_over(
-        (f"{_FSDP}seed", f"{_FSDP}strategy", f"{_FSDP}forward_only", f"{_FSDP}dtype"), "as it is"
+        (f"{FSDP}seed", f"{FSDP}strategy", f"{FSDP}forward_only", f"{FSDP}dtype"), "as it is"
     )
 
 
@@ -294,7 +217,7 @@ def _dtype(keys: DocumentKeys, key: str, default: str) -> str:
     text = keys.text(key)
     if text in (None, "null", "None"):
         return default
-    found = _DTYPES.get(str(text).lower().removeprefix("torch."))
+    found = DTYPES.get(str(text).lower().removeprefix("torch."))
     if found is None:
         raise ConfigError(f"{keys.where(key)} {text!r} is no dtype: write fp32 or bf16.")
     return found
@@ -311,17 +234,17 @@ def _sizes(keys: DocumentKeys, num_gpus: int) -> None:
     length = prompt + answer
     keys.set_at("completion_len", answer, _told(keys, "data.max_response_length"))
     keys.set_at("seq_len", length, _told(keys, "data.max_prompt_length"))
-    number = keys.whole(f"{_ROLLOUT}n") or 1
+    number = keys.whole(f"{ROLLOUT}n") or 1
     if number > 1:
-        keys.set("num_generations", number, f"{_ROLLOUT}n")
-    mini = keys.whole(f"{_ACTOR}ppo_mini_batch_size") or 256
+        keys.set("num_generations", number, f"{ROLLOUT}n")
+    mini = keys.whole(f"{ACTOR}ppo_mini_batch_size") or 256
     samples = mini * number // num_gpus
     if not samples or mini * number % num_gpus:
         raise ConfigError(
-            f"{keys.where(f'{_ACTOR}ppo_mini_batch_size')} {mini} prompts of {number} answers do "
+            f"{keys.where(f'{ACTOR}ppo_mini_batch_size')} {mini} prompts of {number} answers do "
             f"not divide among {num_gpus} GPUs, where verl stops: write a multiple."
         )
-    if keys.switch(f"{_ACTOR}use_dynamic_bsz"):
+    if keys.switch(f"{ACTOR}use_dynamic_bsz"):
         _dynamic(keys, samples, length)
     else:
         _static(keys, samples, num_gpus)
@@ -329,7 +252,7 @@ def _sizes(keys: DocumentKeys, num_gpus: int) -> None:
 
 def _dynamic(keys: DocumentKeys, samples: int, length: int) -> None:
     """``rearrange_micro_batches``: as few micro-batches as tokens fit in, of as many samples."""
-    key = f"{_ACTOR}ppo_max_token_len_per_gpu"
+    key = f"{ACTOR}ppo_max_token_len_per_gpu"
     most = keys.whole(key) or 16384
     if length > most:
         raise ConfigError(
@@ -339,27 +262,27 @@ def _dynamic(keys: DocumentKeys, samples: int, length: int) -> None:
     pieces = min(samples, -(-samples * length // most))
     batch = -(-samples // pieces)
     keys.set_at("batch", batch, _told(keys, key))
-    keys.set_at("grad_accum", pieces, _told(keys, f"{_ACTOR}ppo_mini_batch_size"))
+    keys.set_at("grad_accum", pieces, _told(keys, f"{ACTOR}ppo_mini_batch_size"))
     why = f"{most:,} tokens of any lengths; priced are {batch} of the longest, {batch * length:,}"
     (keys.miss if keys.has(key) else keys.miss_default)(key, Bounded(why))
-    scored = keys.whole(f"{_ROLLOUT}log_prob_max_token_len_per_gpu")
+    scored = keys.whole(f"{ROLLOUT}log_prob_max_token_len_per_gpu")
     if scored is not None and scored > max(most, batch * length):
         why = f"{scored:,} tokens are scored at once, more than a micro-batch that trains has"
-        keys.miss(f"{_ROLLOUT}log_prob_max_token_len_per_gpu", why)
+        keys.miss(f"{ROLLOUT}log_prob_max_token_len_per_gpu", why)
     keys.pass_over(_MICRO_BATCHES, "micro-batches are filled by tokens")
 
 
 def _static(keys: DocumentKeys, samples: int, num_gpus: int) -> None:
     """Micro-batches of as many samples as was asked for."""
-    key = f"{_ACTOR}ppo_micro_batch_size_per_gpu"
+    key = f"{ACTOR}ppo_micro_batch_size_per_gpu"
     batch = keys.whole(key)
-    whole = keys.whole(f"{_ACTOR}ppo_micro_batch_size")
+    whole = keys.whole(f"{ACTOR}ppo_micro_batch_size")
     if batch is None and whole is not None:
-        key, batch = f"{_ACTOR}ppo_micro_batch_size", max(1, whole // num_gpus)
+        key, batch = f"{ACTOR}ppo_micro_batch_size", max(1, whole // num_gpus)
     if batch is None:
         raise ConfigError(
             f"{keys.source}: no {key}, without which verl stops: write it, or "
-            f"{_ACTOR}use_dynamic_bsz=True."
+            f"{ACTOR}use_dynamic_bsz=True."
         )
     if batch < 1 or samples % batch:
         near = math.gcd(samples, max(batch, 1))
@@ -368,19 +291,19 @@ def _static(keys: DocumentKeys, samples: int, num_gpus: int) -> None:
             f"GPU, where verl stops: write {key}={near}."
         )
     keys.set("batch", batch, key)
-    keys.set_at("grad_accum", samples // batch, _told(keys, f"{_ACTOR}ppo_mini_batch_size"))
-    scored = keys.whole(f"{_ROLLOUT}log_prob_micro_batch_size_per_gpu")
+    keys.set_at("grad_accum", samples // batch, _told(keys, f"{ACTOR}ppo_mini_batch_size"))
+    scored = keys.whole(f"{ROLLOUT}log_prob_micro_batch_size_per_gpu")
     if scored is not None and scored > batch:
         why = f"{scored} answers are scored at once, more than a micro-batch that trains has"
-        keys.miss(f"{_ROLLOUT}log_prob_micro_batch_size_per_gpu", why)
+        keys.miss(f"{ROLLOUT}log_prob_micro_batch_size_per_gpu", why)
 
 
 _MICRO_BATCHES = tuple(
     f"{part}{name}"
     for part, name in (
-        (_ACTOR, "ppo_micro_batch_size_per_gpu"),
-        (_ACTOR, "ppo_micro_batch_size"),
-        (_ROLLOUT, "log_prob_micro_batch_size_per_gpu"),
+        (ACTOR, "ppo_micro_batch_size_per_gpu"),
+        (ACTOR, "ppo_micro_batch_size"),
+        (ROLLOUT, "log_prob_micro_batch_size_per_gpu"),
     )
 )
 
@@ -391,28 +314,28 @@ def _engine(keys: DocumentKeys, num_gpus: int) -> None:
     Raises:
         ConfigError: an engine that is not priced.
     """
-    name = keys.text(f"{_ROLLOUT}name")
+    name = keys.text(f"{ROLLOUT}name")
     if name not in (None, "vllm", "sglang"):
         raise ConfigError(
-            f"{keys.where(f'{_ROLLOUT}name')} {name} is not priced: vllm and sglang are."
+            f"{keys.where(f'{ROLLOUT}name')} {name} is not priced: vllm and sglang are."
         )
-    keys.set_at("engine", "vllm", _told(keys, f"{_ROLLOUT}name"))
+    keys.set_at("engine", "vllm", _told(keys, f"{ROLLOUT}name"))
     if name == "sglang":
         why = (
             "SGLang's share (mem_fraction_static) has its weights and cache alone: what it "
             "computes with comes on top"
         )
-        keys.miss(f"{_ROLLOUT}name", why)
-    share = keys.scalar(f"{_ROLLOUT}gpu_memory_utilization")
-    origin = _told(keys, f"{_ROLLOUT}gpu_memory_utilization")
+        keys.miss(f"{ROLLOUT}name", why)
+    share = keys.scalar(f"{ROLLOUT}gpu_memory_utilization")
+    origin = _told(keys, f"{ROLLOUT}gpu_memory_utilization")
     keys.set_at("engine_share", 0.5 if share is None else share, origin)
-    if keys.switch(f"{_ROLLOUT}free_cache_engine") is not False:
-        keys.set_at("engine_sleeps", True, _told(keys, f"{_ROLLOUT}free_cache_engine"))
+    if keys.switch(f"{ROLLOUT}free_cache_engine") is not False:
+        keys.set_at("engine_sleeps", True, _told(keys, f"{ROLLOUT}free_cache_engine"))
     # between steps alone: the update has both back on the GPU
-    moved = [name for name in ("param", "optimizer") if keys.switch(f"{_FSDP}{name}_offload")]
+    moved = [name for name in ("param", "optimizer") if keys.switch(f"{FSDP}{name}_offload")]
     if moved:
         words = "both" if len(moved) == 2 else "model" if moved == ["param"] else "optimizer"
-        keys.set("engine_moves", words, f"{_FSDP}{moved[0]}_offload")
+        keys.set("engine_moves", words, f"{FSDP}{moved[0]}_offload")
     _engine_gpus(keys, num_gpus)
     # set_expandable_segments(True) behind every hand-over of weights
     keys.set_at(
@@ -428,10 +351,10 @@ def _engine_gpus(keys: DocumentKeys, num_gpus: int) -> None:
     Raises:
         ConfigError: the GPUs do not divide among engines.
     """
-    key = f"{_ROLLOUT}tensor_model_parallel_size"
+    key = f"{ROLLOUT}tensor_model_parallel_size"
     tensor = keys.whole(key) or 2
-    stages = keys.whole(f"{_ROLLOUT}pipeline_model_parallel_size") or 1
-    copies = keys.whole(f"{_ROLLOUT}data_parallel_size") or 1
+    stages = keys.whole(f"{ROLLOUT}pipeline_model_parallel_size") or 1
+    copies = keys.whole(f"{ROLLOUT}data_parallel_size") or 1
     if num_gpus % (tensor * stages * copies):
         where = keys.where(key) if keys.has(key) else f"verl's default of {key}"
         raise ConfigError(
@@ -443,33 +366,33 @@ def _engine_gpus(keys: DocumentKeys, num_gpus: int) -> None:
 
 def _model(keys: DocumentKeys) -> None:
     """Checkpointing, attention, rows without padding, adapters."""
-    recomputes = keys.switch(f"{_MODEL}enable_gradient_checkpointing")
-    origin = _told(keys, f"{_MODEL}enable_gradient_checkpointing")
+    recomputes = keys.switch(f"{MODEL}enable_gradient_checkpointing")
+    origin = _told(keys, f"{MODEL}enable_gradient_checkpointing")
     keys.set_at("checkpointing", "none" if recomputes is False else "full", origin)
     if recomputes is not False:
         keys.set_at("use_reentrant", False, origin)
-    attention = f"{_MODEL}override_config.attn_implementation"
+    attention = f"{MODEL}override_config.attn_implementation"
     kernel = keys.text(attention) or "flash_attention_2"
     keys.set_at("attn_implementation", kernel, _told(keys, attention))
-    if keys.switch(f"{_MODEL}use_remove_padding") is False:
+    if keys.switch(f"{MODEL}use_remove_padding") is False:
         why = "padded rows, and all logits once more without the padding"
-        keys.miss(f"{_MODEL}use_remove_padding", why)
-    rank = keys.whole(f"{_MODEL}lora_rank") or keys.whole(f"{_MODEL}lora.rank") or 0
+        keys.miss(f"{MODEL}use_remove_padding", why)
+    rank = keys.whole(f"{MODEL}lora_rank") or keys.whole(f"{MODEL}lora.rank") or 0
     if rank < 1:
         names = ("lora_alpha", "target_modules", "exclude_modules", "lora.alpha", "lora.rank")
-        keys.pass_over([f"{_MODEL}{name}" for name in names], "no adapters are trained")
+        keys.pass_over([f"{MODEL}{name}" for name in names], "no adapters are trained")
     else:
-        key = f"{_MODEL}lora_rank" if keys.has(f"{_MODEL}lora_rank") else f"{_MODEL}lora.rank"
+        key = f"{MODEL}lora_rank" if keys.has(f"{MODEL}lora_rank") else f"{MODEL}lora.rank"
         keys.set("lora_r", rank, key)
-        keys.set_from(f"{_MODEL}lora_alpha", Key("lora_alpha", "scalar", default=16))
+        keys.set_from(f"{MODEL}lora_alpha", Key("lora_alpha", "scalar", default=16))
         modules = Key("lora_target_modules", default="all-linear")
-        keys.set_from(f"{_MODEL}target_modules", modules)
+        keys.set_from(f"{MODEL}target_modules", modules)
         if keys.value_of("fsdp_version") == 1:
             why = "FSDP1 beside adapters is not priced; priced is FSDP2"
-            origin = _told(keys, f"{_ACTOR}strategy")
+            origin = _told(keys, f"{ACTOR}strategy")
             keys.set_at("fsdp_version", 2, KeyOrigin(origin.origin, Level.COMMAND))
-            note = keys.miss if keys.has(f"{_ACTOR}strategy") else keys.miss_default
-            note(f"{_ACTOR}strategy", Either(why))
+            note = keys.miss if keys.has(f"{ACTOR}strategy") else keys.miss_default
+            note(f"{ACTOR}strategy", Either(why))
     why = "how the model is found and loaded"
     for key in keys.remaining:
         if (
@@ -479,29 +402,22 @@ def _model(keys: DocumentKeys) -> None:
                 r"|custom_chat_template|override_config\.|fused_kernel_options|use_remove_padding)",
                 key,
             )
-            and key not in _UNMODELLED
+            and key not in UNMODELLED
         ):
             keys.pass_over((key,), why)
 
 
 def _optimizer(keys: DocumentKeys) -> None:
     """``build_optimizer``: a class by its module and name; torch's AdamW unless told otherwise."""
-    package = keys.text(f"{_OPTIM}optimizer_impl") or "torch.optim"
-    name = keys.text(f"{_OPTIM}optimizer") or "AdamW"
-    found = _OPTIMIZERS.get(f"{package}.{name}")
+    package = keys.text(f"{OPTIM}optimizer_impl") or "torch.optim"
+    name = keys.text(f"{OPTIM}optimizer") or "AdamW"
+    found = OPTIMIZERS.get(f"{package}.{name}")
     if found is None:
         keys.miss(
-            f"{_OPTIM}optimizer", Either(f"{package}.{name} is not priced; torch's AdamW is taken")
+            f"{OPTIM}optimizer", Either(f"{package}.{name} is not priced; torch's AdamW is taken")
         )
-    keys.set_at("optim", found or "adamw_torch", _told(keys, f"{_OPTIM}optimizer"))
-    norm = keys.scalar(f"{_OPTIM}clip_grad")
-    keys.set_at("max_grad_norm", 1.0 if norm is None else norm, _told(keys, f"{_OPTIM}clip_grad"))
-    if keys.take(f"{_OPTIM}override_optimizer_config"):
-        keys.miss(f"{_OPTIM}override_optimizer_config", Either("options of the optimizer"))
-
-
-_OPTIMIZERS = {
-    "torch.optim.AdamW": "adamw_torch",
-    "torch.optim.Adam": "adamw_torch",
-    "torch.optim.SGD": "sgd",
-}
+    keys.set_at("optim", found or "adamw_torch", _told(keys, f"{OPTIM}optimizer"))
+    norm = keys.scalar(f"{OPTIM}clip_grad")
+    keys.set_at("max_grad_norm", 1.0 if norm is None else norm, _told(keys, f"{OPTIM}clip_grad"))
+    if keys.take(f"{OPTIM}override_optimizer_config"):
+        keys.miss(f"{OPTIM}override_optimizer_config", Either("options of the optimizer"))

@@ -13,7 +13,7 @@ Source: verl 0.9.1 ``workers/engine/fsdp/transformer_impl.py`` (``forward_step``
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn import functional
@@ -58,7 +58,7 @@ def verl_step(model: Call, _: Call, inputs: Batch) -> tuple[torch.Tensor, Any]:
         The loss, and what its caller keeps until the backward is done.
     """
     batch = dict(inputs)
-    inputs.clear()
+    cast("dict[str, Any]", inputs).clear()
     log_probs, _kept = _log_probs(model, batch)
     loss = _loss(log_probs, batch)
     fetch(loss.detach())
@@ -105,7 +105,7 @@ def _loss(log_probs: torch.Tensor, batch: Batch) -> torch.Tensor:
     answers = functional.pad(rows[:, -length - 1 : -1], (0, 0))
     log_prob = answers.clone()  # padded one by one, and stacked
     del answers
-    data: Batch = {}  # which the function has a name for
+    data: dict[str, torch.Tensor] = {}  # which the function has a name for
 
     def padded(name: str) -> torch.Tensor:
         data[name] = batch[name].view(samples, -1).clone()
