@@ -106,6 +106,17 @@ METHOD_PAIRS = (
     ),
     Pair(
         "method",
+        "--scored-at-once and --log-probs {s.log_probs}",
+        lambda s: (
+            s.rollouts is not None
+            and s.rollouts.scored_at_once is not None
+            and s.log_probs is not LogProbs.VERL
+        ),
+        "TRL and ms-swift score in micro-batches of the step",
+        "Drop --scored-at-once.",
+    ),
+    Pair(
+        "method",
         "--log-probs verl and --engine model",
         lambda s: s.log_probs is LogProbs.VERL and s.writes_completions,
         "verl has an engine write completions",

@@ -52,6 +52,8 @@ class Rollouts:
             once holds whole prompts, so it is a multiple.
         steps_per_generation: micro-batches whose completions are written at once; None for those
             of an optimizer step.
+        scored_at_once: completions that are scored at once, by verl; None for those of a
+            micro-batch.
         engine: who writes them.
         engine_share: of the GPU's memory, what vLLM takes (``gpu_memory_utilization``).
         engine_sleeps: it gives weights and cache back while the model trains.
@@ -85,6 +87,12 @@ class Rollouts:
         None,
         "Micro-batches whose completions are generated at once; left out, those of an optimizer "
         "step.",
+        between=(1, _MAX_STEPS),
+    )
+    scored_at_once: int | None = option(
+        None,
+        "Completions that verl scores at once before a step; left out, those of a micro-batch.",
+        "--scored-at-once N log_prob_micro_batch_size_per_gpu",
         between=(1, _MAX_STEPS),
     )
     engine: Engine = option(
@@ -151,6 +159,7 @@ class Rollouts:
         return Rollouts(
             completion_len=self.completion_len,
             kl_beta=None if self.kl_beta is None else float(self.kl_beta > 0),
+            scored_at_once=self.scored_at_once,
             engine=Engine.MODEL if self.engine is Engine.MODEL else Engine.SERVER,
         )
 

@@ -115,8 +115,7 @@ def traced_setup(request: Setup) -> Setup:
         in_full = in_full and request.quantization is None
         distributed = replace(distributed, gathers_head="float32" if in_full else "own")
     if request.method.generates and (
-        (request.distributed.strategy is Strategy.FSDP and not request.distributed.flattens)
-        or request.distributed.zero == 3
+        request.distributed.strategy is Strategy.FSDP or request.distributed.zero == 3
     ):
         distributed = replace(distributed, scores_completions=True)
     precision, dtype = request.precision, request.dtype

@@ -259,17 +259,22 @@ def _dynamic(keys: DocumentKeys, samples: int, length: int) -> None:
             f"{keys.where(key)} {most} is less than the {length} tokens of the longest prompt and "
             f"answer, where verl stops: write {key}={length} or more."
         )
-    pieces = min(samples, -(-samples * length // most))
-    batch = -(-samples // pieces)
+    batch = _largest_piece(samples, length, most)
     keys.set_at("batch", batch, _told(keys, key))
-    keys.set_at("grad_accum", pieces, _told(keys, f"{ACTOR}ppo_mini_batch_size"))
+    keys.set_at("grad_accum", -(-samples // batch), _told(keys, f"{ACTOR}ppo_mini_batch_size"))
     why = f"{most:,} tokens of any lengths; priced are {batch} of the longest, {batch * length:,}"
     (keys.miss if keys.has(key) else keys.miss_default)(key, Bounded(why))
-    scored = keys.whole(f"{ROLLOUT}log_prob_max_token_len_per_gpu")
-    if scored is not None and scored > max(most, batch * length):
-        why = f"{scored:,} tokens are scored at once, more than a micro-batch that trains has"
-        keys.miss(f"{ROLLOUT}log_prob_max_token_len_per_gpu", why)
+    key = f"{ROLLOUT}log_prob_max_token_len_per_gpu"
+    scored = keys.whole(key)
+    if scored is not None:
+        keys.set("scored_at_once", _largest_piece(samples, length, max(scored, length)), key)
     keys.pass_over(_MICRO_BATCHES, "micro-batches are filled by tokens")
+
+
+def _largest_piece(samples: int, length: int, most: int) -> int:
+    """Samples of the largest micro-batch, where as few as tokens fit into are as even as can be."""
+    pieces = min(samples, -(-samples * length // most))
+    return -(-samples // pieces)
 
 
 def _static(keys: DocumentKeys, samples: int, num_gpus: int) -> None:
@@ -292,10 +297,7 @@ def _static(keys: DocumentKeys, samples: int, num_gpus: int) -> None:
         )
     keys.set("batch", batch, key)
     keys.set_at("grad_accum", samples // batch, _told(keys, f"{ACTOR}ppo_mini_batch_size"))
-    scored = keys.whole(f"{ROLLOUT}log_prob_micro_batch_size_per_gpu")
-    if scored is not None and scored > batch:
-        why = f"{scored} answers are scored at once, more than a micro-batch that trains has"
-        keys.miss(f"{ROLLOUT}log_prob_micro_batch_size_per_gpu", why)
+    keys.set_from(f"{ROLLOUT}log_prob_micro_batch_size_per_gpu", Key("scored_at_once", "whole"))
 
 
 _MICRO_BATCHES = tuple(

@@ -53,6 +53,7 @@ __all__ = [
 _PHASES = {
     Phase.LOAD: "while the model is loaded",
     Phase.BATCH: "while the batch is moved to the GPU",
+    Phase.SCORING: "while completions are scored",
     Phase.FORWARD: "in the forward pass",
     Phase.BACKWARD: "in the backward pass",
     Phase.CLIP: "while gradients are clipped",

@@ -278,8 +278,7 @@ def _script(run: TrainingLoop) -> None:
     for step, micro_steps in enumerate(run.micro_steps, start=1):
         seam(SeamKind.STEP, step)
         if objective is not None and setup.distributed.scores_completions:
-            run.recorder.mark(Phase.BATCH, step)
-            _score_completions(run, objective, run.make_batch())
+            _score_in_script(run, objective, step)
         for micro_step in range(1, micro_steps + 1):
             seam(SeamKind.MICRO_STEP, step, micro_step)
             if setup.del_outputs:
@@ -331,6 +330,14 @@ def _script(run: TrainingLoop) -> None:
         seam(SeamKind.END, step)
     run.recorder.forget()  # what the function lets go of on return is not part of the run
     del outputs, loss, batch, shift_labels
+
+
+def _score_in_script(run: TrainingLoop, objective: Objective, step: int) -> None:
+    """A batch of its own, which goes with what was asked of it."""
+    run.recorder.mark(Phase.BATCH, step)
+    inputs = (objective.make_scored or run.make_batch)()
+    run.recorder.mark(Phase.SCORING, step)
+    _score_completions(run, objective, inputs)
 
 
 # -- common parts ---------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ _HANDED_OUT_NOTE = (
 )
 """Where FSDP or DeepSpeed shard the weights."""
 _BY_VERL_NOTE = (
-    f"{_BOUND}old log-probabilities are counted, in micro-batches of the step; the reference's, "
+    f"{_BOUND}old log-probabilities are counted; the reference's, "
     "whose weights come from the host unit by unit, take less than the step; a reward model on the "
     "GPU is not counted"
 )

@@ -46,6 +46,7 @@ class Objective:
         script: the same in a script's loop; None for the Trainer's.
         step: all of ``training_step``, of a trainer that has its own; None for transformers'.
         score: what both models are asked of completions before a step.
+        make_scored: makes the tensors of what is scored at once; None for those of a micro-batch.
         trained: the model.
         reference: a second model; None where the trained one stands for it, its adapters off, or
             where there is none.
@@ -56,6 +57,7 @@ class Objective:
     script: ScriptLoss | None = None
     step: TrainingStep | None = None
     score: Callable[[Call | None, Call | None, Batch], None] = score_completions
+    make_scored: Callable[[], dict[str, Any]] | None = None
     trained: Any
     reference: torch.nn.Module | None = None
     recomputes_reference: bool = False

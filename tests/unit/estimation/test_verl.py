@@ -60,6 +60,21 @@ def test_logits_of_all_tokens_are_there_once_and_become_their_gradients(ask):
     assert (eight - four) / (tokens * words) == pytest.approx(2, rel=0.1)
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_scoring_more_at_once_than_trains_may_be_the_peak(ask, version):
+    """All their logits are there, in bfloat16, and no gradients."""
+    words = 40_000
+    options = {
+        "seq_len": 64, "batch": 2, "fsdp_version": version, "changes": {"vocab_size": words},
+    }  # fmt: skip
+    few, many = (ask(**options, scored_at_once=scored) for scored in (None, 32))
+
+    assert "Fullest while completions are scored" in str(many)
+    assert "Fullest while completions are scored" not in str(few)
+    assert ask(**options, scored_at_once=2).peak == few.peak
+    assert many.peak.allocated_bytes > max(32 * 64 * words * 2, few.peak.allocated_bytes)
+
+
 def test_an_engine_is_a_process_of_its_own(ask):
     alone, beside = ask(), ask(**VLLM)
     process = alone.peak.device_bytes - alone.peak.reserved_bytes
@@ -134,6 +149,17 @@ def test_units_are_those_that_verl_wraps(tied):
         ({"fsdp": "none", "fsdp_mixed_precision": False}, "Write --fsdp full_shard"),
         ({"engine": "model"}, "Write --engine vllm --engine-sleeps"),
         ({"method": "dpo", "engine": None}, "no trainer that was read has it so"),
+        (
+            {
+                "log_probs": "fused",
+                "loop": "trainer",
+                "fsdp_mixed_precision": False,
+                "scored_at_once": 4,
+                "optim": "auto",
+                "max_grad_norm": None,
+            },
+            "Drop --scored-at-once",
+        ),
         ({"engine_gpus": 2}, "add --engine vllm"),
         ({"engine_moves": "both"}, "add --engine vllm"),
         ({**VLLM, "engine_moves": "al"}, "--engine-moves"),

@@ -62,6 +62,7 @@ def test_what_nobody_names_is_verl_s_default():
         (f"{M}.enable_gradient_checkpointing=False", {"checkpointing": "none"}),
         (f"+{M}.override_config.attn_implementation=sdpa", {"attn_implementation": "sdpa"}),
         (f"{A}.optim.clip_grad=0.2", {"max_grad_norm": 0.2}),
+        (f"{R}.log_prob_micro_batch_size_per_gpu=8", {"scored_at_once": 8}),
         ("algorithm.adv_estimator=rloo", {"method": "rloo"}),
         ("algorithm.adv_estimator=reinforce_plus_plus", {"method": "grpo"}),
         (f"{A}.strategy=fsdp2 {M}.lora_rank=32",
@@ -85,9 +86,13 @@ def test_an_engine_that_stays_awake_and_mixed_precision_that_is_off():
 
 def test_micro_batches_of_tokens_hold_as_many_of_the_longest_as_verl_puts_into_one():
     """32 of 1,024 tokens into pieces of at most 5,000: 7 of them, 5 in the largest."""
-    run = run_of(f"{A}.use_dynamic_bsz=True {A}.ppo_max_token_len_per_gpu=5000")
+    run = run_of(
+        f"{A}.use_dynamic_bsz=True {A}.ppo_max_token_len_per_gpu=5000 "
+        f"{R}.log_prob_max_token_len_per_gpu=10000"
+    )
 
     assert (run.options["batch"], run.options["grad_accum"]) == (5, 7)
+    assert run.options["scored_at_once"] == 8
     assert "priced are 5 of the longest, 5,120" in missed(run)
     (remark,) = run.not_modelled
     assert isinstance(remark.why, Bounded)  # and so leaves no verdict open
@@ -129,7 +134,6 @@ def test_what_is_not_priced_is_refused_by_its_name(said, words):
         (f"{R}.temperature=0.7", "logits are divided by it"),
         (f"{M}.use_remove_padding=False", "once more without the padding"),
         (f"{M}.use_fused_kernels=True", "without all logits"),
-        (f"{R}.log_prob_micro_batch_size_per_gpu=8", "8 answers are scored at once"),
         (f"{R}.name=sglang", "what it computes with comes on top"),
         (f"{M}.lora_rank=8", "priced is FSDP2"),
         (f"{A}.optim.optimizer=Lion", "torch.optim.Lion is not priced"),
