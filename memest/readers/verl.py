@@ -251,7 +251,7 @@ def _sizes(keys: DocumentKeys, num_gpus: int) -> None:
 
 
 def _dynamic(keys: DocumentKeys, samples: int, length: int) -> None:
-    """``rearrange_micro_batches``: as few micro-batches as tokens fit in, of as many samples."""
+    """``rearrange_micro_batches``: no more tokens in a micro-batch than are allowed, evened out."""
     key = f"{ACTOR}ppo_max_token_len_per_gpu"
     most = keys.whole(key) or 16384
     if length > most:
@@ -259,22 +259,20 @@ def _dynamic(keys: DocumentKeys, samples: int, length: int) -> None:
             f"{keys.where(key)} {most} is less than the {length} tokens of the longest prompt and "
             f"answer, where verl stops: write {key}={length} or more."
         )
-    batch = _largest_piece(samples, length, most)
+    batch = min(samples, -(-most // length))
     keys.set_at("batch", batch, _told(keys, key))
-    keys.set_at("grad_accum", -(-samples // batch), _told(keys, f"{ACTOR}ppo_mini_batch_size"))
-    why = f"{most:,} tokens of any lengths; priced are {batch} of the longest, {batch * length:,}"
-    (keys.miss if keys.has(key) else keys.miss_default)(key, Bounded(why))
+    keys.set_at(
+        "grad_accum", -(-samples // (most // length)), _told(keys, f"{ACTOR}ppo_mini_batch_size")
+    )
+    tokens = batch * length
+    kind = Saving if tokens > 1.05 * most else Bounded
+    why = f"{most:,} tokens at most, of any lengths; priced are {batch} of the longest, {tokens:,}"
+    (keys.miss if keys.has(key) else keys.miss_default)(key, kind(why))
     key = f"{ROLLOUT}log_prob_max_token_len_per_gpu"
     scored = keys.whole(key)
     if scored is not None:
-        keys.set("scored_at_once", _largest_piece(samples, length, max(scored, length)), key)
+        keys.set("scored_at_once", min(samples, -(-scored // length)), key)
     keys.pass_over(_MICRO_BATCHES, "micro-batches are filled by tokens")
-
-
-def _largest_piece(samples: int, length: int, most: int) -> int:
-    """Samples of the largest micro-batch, where as few as tokens fit into are as even as can be."""
-    pieces = min(samples, -(-samples * length // most))
-    return -(-samples // pieces)
 
 
 def _static(keys: DocumentKeys, samples: int, num_gpus: int) -> None:

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 import memest
-from memest.readers.values import Bounded
+from memest.readers.values import Bounded, Saving
 
 MAIN = "python3 -m verl.trainer.main_ppo"
 A, R, M = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
@@ -84,18 +84,26 @@ def test_an_engine_that_stays_awake_and_mixed_precision_that_is_off():
     assert run.options["precision"] == "fp32"
 
 
-def test_micro_batches_of_tokens_hold_as_many_of_the_longest_as_verl_puts_into_one():
-    """32 of 1,024 tokens into pieces of at most 5,000: 7 of them, 5 in the largest."""
+def test_micro_batches_of_tokens_are_priced_full():
+    """32 of 1,024 tokens into pieces of at most 5,000: 8 of them, and shorter ones may fill one."""
     run = run_of(
         f"{A}.use_dynamic_bsz=True {A}.ppo_max_token_len_per_gpu=5000 "
         f"{R}.log_prob_max_token_len_per_gpu=10000"
     )
 
-    assert (run.options["batch"], run.options["grad_accum"]) == (5, 7)
-    assert run.options["scored_at_once"] == 8
+    assert (run.options["batch"], run.options["grad_accum"]) == (5, 8)
+    assert run.options["scored_at_once"] == 10
     assert "priced are 5 of the longest, 5,120" in missed(run)
     (remark,) = run.not_modelled
-    assert isinstance(remark.why, Bounded)  # and so leaves no verdict open
+    assert type(remark.why) is Bounded  # and so leaves no verdict open
+
+
+def test_micro_batches_that_are_priced_much_fuller_leave_it_open_that_a_run_does_not_fit():
+    run = run_of(f"{A}.use_dynamic_bsz=True {A}.ppo_max_token_len_per_gpu=1100")
+
+    assert (run.options["batch"], run.options["grad_accum"]) == (2, 32)
+    (remark,) = run.not_modelled
+    assert type(remark.why) is Saving
 
 
 @pytest.mark.parametrize(
