@@ -119,6 +119,8 @@ class Phase(enum.StrEnum):
 
     LOAD = "load"
     BATCH = "batch"
+    SCORING = "scoring"
+    """What is learnt from is asked of the model, without gradients, before a step of verl's."""
     FORWARD = "forward"
     BACKWARD = "backward"
     CLIP = "clip"

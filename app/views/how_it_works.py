@@ -23,6 +23,8 @@ _PHASES = {
     Phase.LOAD: "The model is moved to the GPU: its weights and buffers stay for the whole run.",
     Phase.BATCH: "The next batch is copied to the GPU: token ids, masks, labels. Small, except for "
     "images and sound.",
+    Phase.SCORING: "The model is asked for the log-probabilities of completions, without "
+    "gradients: all logits of what is scored at once are there.",
     Phase.FORWARD: "Layer after layer computes its result, and autograd keeps what the backward "
     "pass will need: the activations grow with every layer, with the batch and with the length.",
     Phase.BACKWARD: "From the last layer to the first, activations are used up and freed while "

@@ -89,8 +89,8 @@ _CONFIGURATIONS: dict[str, Any] = {
             "--config-format",
             "NAME",
             "Its format, where its keys do not tell: transformers, trl, accelerate, "
-            "deepspeed, axolotl, llama-factory, llama-factory-v1, ms-swift, torchtune, torchtitan, "
-            "peft.",
+            "deepspeed, axolotl, llama-factory, llama-factory-v1, ms-swift, verl, torchtune, "
+            "torchtitan, peft.",
             panel=_FILES,
         ),
     ],

@@ -216,12 +216,15 @@ bf16 autocast and checkpointing are on unless --precision and --checkpointing sa
     that back while the model trains.
 --engine server | vLLM elsewhere.
 
+verl's runs are read from their command, memest fits run_grpo.sh: its own step under FSDP, and an
+engine in a process of its own.
+
 How large a share: memest advise finds the largest that each plan leaves vLLM, and plans with it
 asleep.
 
 For example: memest estimate Qwen/Qwen3-0.6B --method grpo --gpu rtx-4090
 """,
-        "rollout grpo rloo vllm generation completions reinforcement",
+        "rollout grpo rloo vllm verl sglang generation completions reinforcement",
     ),
     "images": Topic(
         "models that read images and text: what is priced",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from memest.config.kinds import Fsdp, LogProbs, Loop, Method, Task
+from memest.config.kinds import Fsdp, LogProbs, Loop, Method, Strategy, Task
 from memest.config.life import Life, LifePart
 from memest.config.quantization import Format, Quantization
 from memest.config.training_options import MAX_BATCH, MAX_GRAD_ACCUM
@@ -104,6 +104,11 @@ _ROWS = (
         "{s.completions_of_a_prompt} of each prompt that {s.method} compares, and TRL stops",
         instead="Write a --batch that {s.batch_step} divides, or change --grad-accum, "
         "--steps-per-generation, --num-gpus or --num-generations",
+    ),
+    Idle(
+        lambda s, _: s.log_probs is LogProbs.VERL and s.distributed.strategy is not Strategy.FSDP,
+        "--log-probs verl without --fsdp: verl's actor is sharded by FSDP, on one GPU too",
+        instead="Write --fsdp full_shard --fsdp-mixed-precision beside it",
     ),
     Idle(
         # TRL's own; and a loss that needs no divergence is overpriced (apo_zero_unpaired)

@@ -200,11 +200,18 @@ class LogProbs(enum.StrEnum):
     """The same in a loop of its own, which keeps the reference's logits, as torchtune has it."""
     SWIFT = "ms-swift"
     """All logits, in the dtype of the model, as ms-swift's own trainers make them."""
+    VERL = "verl"
+    """All logits of one row of tokens, in verl's own loop around its FSDP."""
 
     @property
     def is_put_together(self) -> bool:
         """Whether chosen and rejected answers come as one batch with labels."""
         return self in (LogProbs.FLOAT32, LogProbs.TORCHTUNE, LogProbs.SWIFT)
+
+    @property
+    def has_own_loop(self) -> bool:
+        """Whether the loop around it is not the Trainer's."""
+        return self in (LogProbs.TORCHTUNE, LogProbs.VERL)
 
 
 class Strategy(enum.StrEnum):

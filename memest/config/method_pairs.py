@@ -1,7 +1,7 @@
 """What a method of preferences does not go with, or is not priced together with.
 
-Sources: TRL 1.16 ``trainer/`` and ``experimental/``; what DeepSpeed, FSDP and vLLM do with it is
-in the rows.
+Sources: TRL 1.16 ``trainer/`` and ``experimental/``; verl 0.9.1 ``workers/engine/fsdp``; what
+DeepSpeed, FSDP and vLLM do with it is in the rows.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ def _has_losses_of(log_probs: LogProbs, method: Method) -> bool:
     """Whether a trainer has a method's log-probabilities from there."""
     if log_probs is LogProbs.TORCHTUNE:
         return method is Method.DPO
+    if log_probs is LogProbs.VERL:
+        return method in (Method.GRPO, Method.RLOO)
     if log_probs is LogProbs.SWIFT:
         return method not in (Method.RLOO, Method.ONLINE_DPO)
     if log_probs is LogProbs.FUSED:
@@ -83,7 +85,7 @@ METHOD_PAIRS = (
     Pair(
         "method",
         "--method {s.method} and --loop {s.loop}",
-        lambda s: s.loop is not Loop.TRAINER and s.log_probs is not LogProbs.TORCHTUNE,
+        lambda s: s.loop is not Loop.TRAINER and not s.log_probs.has_own_loop,
         "what is priced is TRL's trainer",
         "Drop --loop.",
     ),
@@ -103,6 +105,32 @@ METHOD_PAIRS = (
         "Leave --method out, for steps on images and answers; or ask about the text alone: --task "
         "causal-lm, where the family has that head, else a text model of that size. `memest help "
         "images` says more.",
+    ),
+    Pair(
+        "method",
+        "--log-probs verl and --loop {s.loop}",
+        lambda s: s.log_probs is LogProbs.VERL and s.loop is not Loop.PLAIN,
+        "its actor is sharded by FSDP in a loop of its own",
+        "Write --loop plain --fsdp full_shard --fsdp-mixed-precision --bf16 --dtype float32 "
+        "--max-grad-norm 1 beside it.",
+    ),
+    Pair(
+        "method",
+        "--scored-at-once and --log-probs {s.log_probs}",
+        lambda s: (
+            s.rollouts is not None
+            and s.rollouts.scored_at_once is not None
+            and s.log_probs is not LogProbs.VERL
+        ),
+        "TRL and ms-swift score in micro-batches of the step",
+        "Drop --scored-at-once.",
+    ),
+    Pair(
+        "method",
+        "--log-probs verl and --engine model",
+        lambda s: s.log_probs is LogProbs.VERL and s.writes_completions,
+        "verl has an engine write completions",
+        "Write --engine vllm --engine-sleeps, or --engine server.",
     ),
     Pair(
         "method",
@@ -200,7 +228,11 @@ METHOD_PAIRS = (
     Pair(
         "method",
         "--fsdp-version 1",
-        lambda s: s.distributed.flattens and (s.method.has_reference or s.method.generates),
+        lambda s: (
+            s.distributed.flattens
+            and (s.method.has_reference or s.method.generates)
+            and s.log_probs is not LogProbs.VERL
+        ),
         "units are gathered for two models, or twice for one; --fsdp-version 2 is priced",
     ),
     Pair(
@@ -243,7 +275,7 @@ METHOD_PAIRS = (
         "method",
         "--log-probs {s.log_probs} under FSDP or --zero 3",
         lambda s: (
-            s.log_probs is not LogProbs.FUSED
+            s.log_probs not in (LogProbs.FUSED, LogProbs.VERL)
             and s.method.generates
             and (s.distributed.strategy is Strategy.FSDP or s.distributed.zero == 3)
         ),

@@ -16,6 +16,7 @@ from memest.config.kinds import (
     SDPA,
     Attention,
     Fsdp,
+    LogProbs,
     Loop,
     Precision,
     Schedule,
@@ -239,7 +240,16 @@ _PAIRS = (
         lambda s: s.adapter is not None,
         "peft puts it into a model that is sharded, where it stays whole on every GPU",
     ),
-    Pair("ep tp-sequence policy", "an adapter", lambda s: s.adapter is not None),
+    Pair("ep tp-sequence", "an adapter", lambda s: s.adapter is not None),
+    Pair(
+        "policy",
+        "an adapter",
+        # verl's, under FSDP2, was checked
+        lambda s: (
+            s.adapter is not None
+            and (s.log_probs is not LogProbs.VERL or s.distributed.fsdp_version == 1)
+        ),
+    ),
     Pair(
         "at-load",
         "--grad-accum {s.grad_accum} of the Trainer with --fsdp-shard-size",

@@ -117,7 +117,7 @@ class ParallelOptions:
         "FSDP2 computes in bfloat16 by itself, in place of autocast, and reduces gradients in "
         "float32 (MixedPrecisionPolicy, --bf16): in a script's loop, or where transformers shards "
         "the model as it loads (--tp). FSDP1 does beside autocast, and reduces in half precision "
-        "(MixedPrecision); accelerate's FSDP does so unasked.",
+        "(MixedPrecision; verl's in float32); accelerate's FSDP does so unasked.",
     )
     fsdp_shard_size: int | None = option(
         None,

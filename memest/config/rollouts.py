@@ -14,7 +14,7 @@ from memest.config.generation import Generation
 from memest.config.option import legal_values, option, plain_values, read_parts, settle
 from memest.errors import ConfigError
 
-__all__ = ["Engine", "Rollouts", "read_rollouts"]
+__all__ = ["Engine", "Moved", "Rollouts", "read_rollouts"]
 
 _MAX_TOKENS = 1 << 20
 _MAX_STEPS = 1 << 16
@@ -31,6 +31,15 @@ class Engine(enum.StrEnum):
     """vLLM on other GPUs."""
 
 
+class Moved(enum.StrEnum):
+    """What the trainer has on the host while an engine on its GPU writes."""
+
+    NOTHING = "nothing"
+    MODEL = "model"
+    OPTIMIZER = "optimizer"
+    BOTH = "both"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollouts:
     """How completions come about.
@@ -43,9 +52,14 @@ class Rollouts:
             once holds whole prompts, so it is a multiple.
         steps_per_generation: micro-batches whose completions are written at once; None for those
             of an optimizer step.
+        scored_at_once: completions that are scored at once, by verl; None for those of a
+            micro-batch.
         engine: who writes them.
         engine_share: of the GPU's memory, what vLLM takes (``gpu_memory_utilization``).
         engine_sleeps: it gives weights and cache back while the model trains.
+        engine_gpus: GPUs that share the engine's weights, each with a share of its memory.
+        engine_moves: what the trainer has on the host while such an engine writes, and on the GPU
+            in every step.
 
     Raises:
         ConfigError: values that no trainer takes.
@@ -75,6 +89,12 @@ class Rollouts:
         "step.",
         between=(1, _MAX_STEPS),
     )
+    scored_at_once: int | None = option(
+        None,
+        "Completions that verl scores at once before a step; left out, those of a micro-batch.",
+        "--scored-at-once N log_prob_micro_batch_size_per_gpu",
+        between=(1, _MAX_STEPS),
+    )
     engine: Engine = option(
         Engine.MODEL,
         f"Who generates: {legal_values(Engine)}. vllm shares the GPU (colocate), server does not.",
@@ -89,6 +109,18 @@ class Rollouts:
         False,
         "vLLM gives its weights and its cache back while the model trains.",
         "--engine-sleeps vllm_enable_sleep_mode",
+    )
+    engine_gpus: int = option(
+        1,
+        "GPUs that share the weights of vLLM (its tensor parallelism), each with its share of "
+        "memory.",
+        "--engine-gpus GPUS vllm_tensor_parallel_size",
+        between=(1, 1 << 10),
+    )
+    engine_moves: Moved = option(
+        Moved.NOTHING,
+        f"What the trainer has on the host while vLLM writes: {legal_values(Moved)}.",
+        "WHAT",
     )
 
     def __post_init__(self) -> None:
@@ -105,6 +137,10 @@ class Rollouts:
             self.check_shares("--engine-sleeps")
         if self.engine_share != 0.3:
             self.check_shares("--engine-share")
+        if self.engine_gpus != 1:
+            self.check_shares("--engine-gpus")
+        if self.engine_moves is not Moved.NOTHING:
+            self.check_shares("--engine-moves")
         if not self.engine_share:
             raise ConfigError(
                 "--engine-share 0 leaves vLLM no memory: give it a part, 0.3 as TRL does."
@@ -123,6 +159,7 @@ class Rollouts:
         return Rollouts(
             completion_len=self.completion_len,
             kl_beta=None if self.kl_beta is None else float(self.kl_beta > 0),
+            scored_at_once=self.scored_at_once,
             engine=Engine.MODEL if self.engine is Engine.MODEL else Engine.SERVER,
         )
 

@@ -128,7 +128,8 @@ class TrainingOptions:
         LogProbs.FUSED,
         "Where dpo, ipo, kto, orpo, simpo and reward have the log-probabilities of answers from: "
         "fused (TRL 1.15 and later), logits of all tokens (TRL 1.6 to 1.13; kto from 1.9 on), "
-        "those in float32 (LLaMA-Factory), torchtune (dpo) or ms-swift (also of cpo and grpo).",
+        "those in float32 (LLaMA-Factory), torchtune (dpo), ms-swift (also of cpo and grpo) or "
+        "verl (grpo and rloo, in its own loop under FSDP).",
         "NAME",
     )
     ref_dtype: Dtype = option(

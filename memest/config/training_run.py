@@ -35,8 +35,12 @@ class TrainingRun(TrainingOptions):
 
     @property
     def has_reference_model(self) -> bool:
-        """Whether that is another model, as large as the one that is trained."""
-        return self.has_reference and self.adapter is None
+        """Whether that is another model on the GPU, as large as the one that is trained.
+
+        verl's has its weights on the host, by FSDP's own offloading (``forward_only``).
+        """
+        on_host = self.log_probs is LogProbs.VERL
+        return self.has_reference and self.adapter is None and not on_host
 
     @property
     def values_tokens(self) -> bool:
@@ -250,8 +254,8 @@ class TrainingRun(TrainingOptions):
     @property
     def completions_of_a_prompt(self) -> int:
         """How many GRPO and RLOO compare; TRL stops where they do not divide what is written."""
-        if self.rollouts is None or self.method.writes_pairs:
-            return 1
+        if self.rollouts is None or self.method.writes_pairs or self.log_probs is LogProbs.VERL:
+            return 1  # verl divides prompts, and counts no samples
         return self.rollouts.num_generations or (2 if self.method is Method.RLOO else 8)
 
     @property
@@ -277,8 +281,10 @@ class TrainingRun(TrainingOptions):
         (``vllm_importance_sampling_correction``), or where a step learns from completions that were
         written before the last update.
         """
-        return self.method is Method.RLOO or (
-            self.method is Method.GRPO and not self.writes_completions
+        return (
+            self.method is Method.RLOO
+            or self.log_probs is LogProbs.VERL
+            or (self.method is Method.GRPO and not self.writes_completions)
         )
 
     @property
@@ -307,9 +313,11 @@ class TrainingRun(TrainingOptions):
 
         ``Accelerator.prepare_model`` of accelerate 1.15 wraps the forward in autocast, and makes
         float32 of its outputs, before it makes FSDP1 of the model; FSDP2's preparation does not
-        come there.
+        come there. verl's actor has autocast of its own around forward and loss.
         """
-        return self.computes_in_half and self.distributed.flattens
+        return self.computes_in_half and (
+            self.distributed.flattens or self.log_probs is LogProbs.VERL
+        )
 
     @property
     def keeps_parameters(self) -> bool:

@@ -144,6 +144,8 @@ def _in_full(request: Setup) -> str:
     """
     if not request.autocasts_halves or request.adapter is None or request.quantization is not None:
         return ""
+    if not request.distributed.flattens:  # adapters are gathered with the layer that asks them
+        return ""
     if request.keeps_parameters:
         return "always"
     return "first" if request.adapter.autocast_adapter_dtype else ""

@@ -47,26 +47,10 @@ from memest.readers.values import (
 
 __all__ = ["read_script_command"]
 
-_UNREAD = {"verl": "verl", "openrlhf": "OpenRLHF"}
-"""Frameworks of preferences and rewards that have no reader, by the package that is started."""
-_SHARE, _SLEEPS = "rollout.gpu_memory_utilization", "rollout.free_cache_engine"
-"""What verl calls an engine's share, 0.5 unless named, and whether it sleeps, which it does.
-
-Source: verl 0.9.1 ``trainer/config/rollout/rollout.yaml``.
-"""
+_UNREAD = {"verl": ("verl", "--method sft"), "openrlhf": ("OpenRLHF", "--method dpo or grpo")}
+"""Frameworks that have no reader, and what is priced nearest, by the package that is started."""
 _OF_UNREAD = re.compile(r"(?:^|/)(verl/trainer|openrlhf/cli|openrlhf/trainer)/")
 """Where their programs lie, for those that are started by path."""
-
-
-def _nearest(package: str, said: Mapping[str, Any]) -> str:
-    """Options of what is priced nearest to a run of a framework that nobody reads."""
-    if package != "verl":
-        return "--method dpo or grpo"
-    values = {key.lstrip("+").partition("actor_rollout_ref.")[2]: said[key] for key in said}
-    sleeps = str(values.get(_SLEEPS, True)).lower() != "false"
-    share = str(values.get(_SHARE, ""))
-    share = share if re.fullmatch(r"0?\.\d{1,4}", share) else "0.5"
-    return f"--method grpo --engine vllm --engine-share {share}{' --engine-sleeps' * sleeps}"
 
 
 def read_script_command(
@@ -85,13 +69,12 @@ def read_script_command(
     program = command.program
     by_path = _OF_UNREAD.search(program.replace("\\", "/"))
     package = by_path[1].partition("/")[0] if by_path else program.partition(".")[0]
-    framework = _UNREAD.get(package)
-    if framework is not None and file_format is None:
+    if package in _UNREAD and file_format is None:
+        framework, nearest = _UNREAD[package]
         raise ConfigError(
             f"the launch command: {program} is {framework}'s, whose runs memest does not read: "
             "what it trains, asks and gathers is its own. The nearest that is priced is TRL's: "
-            f"memest estimate MODEL {_nearest(package, {**arguments, **overrides})}, with --batch, "
-            "--seq-len and --num-gpus."
+            f"memest estimate MODEL {nearest}, with --batch, --seq-len and --num-gpus."
         )
     file, origin = file_among(arguments, positionals)
     readings: list[DocumentReading] = []

@@ -44,6 +44,7 @@ from memest.readers.torchtune import installed_config, read_torchtune
 from memest.readers.trl import predefined_config, read_trl
 from memest.readers.values import (
     IMAGES,
+    NOT_HERE,
     PIXELS,
     PROCESSES,
     Bounded,
@@ -53,6 +54,8 @@ from memest.readers.values import (
     Remark,
     Saving,
 )
+from memest.readers.verl import read_verl
+from memest.readers.verl_keys import VERL_CONFIGS, is_verl
 
 __all__ = ["read_launch"]
 
@@ -123,7 +126,7 @@ def read_launch(
         readings += _launcher(keys, launcher, command.environment)
     readings += _program(keys, command, arguments, overrides, positionals, file_format)
     by_itself = any(each.why == PROCESSES for part in readings for each in part.not_modelled)
-    if not launchers and not by_itself:
+    if not launchers and not by_itself and not is_verl(command.program):
         _program_alone(keys, command)
     for word in command.skipped_words:
         keys.ignore(word, "not of the launcher and its program")
@@ -382,6 +385,8 @@ def _program(
         ):
             raise ConfigError(f"the launch command: {program} names no configuration, run.yaml.")
         return [_with_file(keys, framework_format, arguments, overrides, positionals, read)]
+    if is_verl(program):
+        return [_verl(keys, arguments, overrides, positionals)]
     if framework == "tune":
         return [_tune(keys, arguments, overrides, positionals)]
     if program.endswith((*SHELL_SUFFIXES, "torchtitan.train")) or any(
@@ -439,6 +444,27 @@ def _swift(
     is_distributed = bool(command.launchers or _hidden_launcher(command, arguments))
     read = partial(read_ms_swift, method=method, distributed=is_distributed)
     return _with_file(keys, find_format("ms-swift"), arguments, overrides, positionals, read)
+
+
+def _verl(
+    keys: DocumentKeys, arguments: dict[str, Any], overrides: dict[str, Any], positionals: list[str]
+) -> DocumentReading:
+    """What hydra puts together: a configuration by name, and what the command changes in it."""
+    name = str(arguments.pop("config_name", "")).removesuffix(".yaml")
+    folder = arguments.pop("config_path", None)
+    path = Path(str(folder or ".")) / f"{name}.yaml"
+    document: dict[str, Any] = {}
+    source, place = "command", None
+    if name and path.is_file():
+        document, place = open_document(str(path), "command: --config-name")
+        source = path.name
+    elif name and name not in VERL_CONFIGS:
+        why = f"{name}.yaml {NOT_HERE}: what the command names beside verl's defaults is read"
+        keys.miss("--config-name", why)
+    document, origins = merge_arguments(document, {}, overrides)
+    ignore_words(keys, [*positionals, *(f"--{key}" for key in arguments)])
+    read = partial(read_verl, config=name)
+    return read_as(find_format("verl"), document, origins, source, place, read)
 
 
 def _tune(

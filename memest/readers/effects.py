@@ -270,6 +270,8 @@ def _sharded_otherwise(
     adapts = any(name in acting for name in _ADAPTS)
     log_probs = str(acting["log_probs"].value) if "log_probs" in acting else ""
     shards = "under FSDP" if fsdp else "under ZeRO-3"
+    if log_probs == LogProbs.VERL:  # an FSDP of its own, and no reference on the GPU
+        return
     generates, engine = fsdp and method.generates, acting.get("engine")
     writes = engine is None or engine.value == Engine.MODEL
     merges = zero == 3 and method.generates and adapts and not writes

@@ -26,6 +26,7 @@ from memest.readers.training_arguments import (
 )
 from memest.readers.trl import read_trl
 from memest.readers.values import option_called
+from memest.readers.verl import read_verl
 
 __all__ = [
     "FORMATS",
@@ -142,6 +143,7 @@ FORMATS: tuple[FileFormat, ...] = (
         lora_key lora_value lora_projection lora_mlp lora_head devices num_nodes model_config""",
         refuse_litgpt,
     ),
+    _format("verl", "verl", "actor_rollout_ref custom_reward_function", read_verl),
     _format("torchtune", "torchtune", "", read_torchtune),
     _format("torchtitan", "torchtitan", "", partial(read_table, table=TORCHTITAN)),
     _format("peft", "peft", "peft_type base_model_name_or_path inference_mode", read_peft_adapter),
@@ -199,6 +201,8 @@ def recognise(document: Mapping[str, Any], label: str) -> FileFormat:
             f"{label} describes a job, no configuration of a run: give the command that it starts, "
             "memest read -- torchrun --nproc_per_node 4 train.py ..."
         )
+    if "actor_rollout_ref" in keys:
+        return find_format("verl")
     if isinstance(document.get("trainer"), Mapping) and {"model", "data"} & keys:
         raise ConfigError(
             f"{label} is a configuration of Lightning's command line, which memest does not read: "

@@ -19,6 +19,7 @@ from memest.readers.command_words import (
 from memest.readers.documents import read_source
 from memest.readers.shell_words import UNSET, commands_of
 from memest.readers.training_arguments import IGNORED_KEYS
+from memest.readers.verl_keys import is_of_driver
 
 __all__ = ["find_launch", "launch_among"]
 
@@ -204,7 +205,7 @@ def _check_variables(command: Command, place: str, start: str) -> None:
     for name, value in words:
         match = (UNSET if start else _UNSET_HERE).search(str(value))
         key = name.replace("-", "_")
-        if match is None or key in IGNORED_KEYS or key in _PLACES:
+        if match is None or key in IGNORED_KEYS or key in _PLACES or is_of_driver(name):
             continue
         variable = match[0].strip("${}").partition(":")[0]
         if match[0] == "$(...)":

@@ -191,7 +191,7 @@ def _replaced(text: str, variables: Mapping[str, Value]) -> str:
         elif text.startswith("$((", dollar) and (end := text.find("))", dollar)) > 0:
             out.append(_sum(text[dollar + 3 : end], variables))
             at = end + 2
-        elif after == "{" and (end := text.find("}", dollar)) > 0:
+        elif after == "{" and (end := _brace_end(text, dollar)) > 0:
             out.append(_braced(text[dollar + 2 : end], variables))
             at = end + 1
         elif match := _NAME.match(text, dollar + 1):
@@ -398,7 +398,7 @@ def _piece(text: str, at: int, word: _Word, place: str) -> int:
         end = _substitution(text, at)
         word.add(_sum_or_mark(text[at:end]))
         return end
-    if text.startswith("${", at) and (end := text.find("}", at)) > 0:
+    if text.startswith("${", at) and (end := _brace_end(text, at)) > 0:
         word.add(text[at : end + 1])
         return end + 1
     end = at + 1
@@ -427,6 +427,23 @@ def _double_quoted(text: str, at: int, word: _Word, place: str) -> int:
         raise ConfigError(f"{place}: a quote does not end.")
     word.add("".join(piece), quoted=True)
     return at + 1
+
+
+def _brace_end(text: str, at: int) -> int:
+    """The place of the brace that ends ``${...}``, others inside of it; -1 where none does.
+
+    Example:
+        >>> _brace_end('${A:-"${B}/x"}/y', 0)
+        13
+    """
+    depth = 0
+    for place in range(at, len(text)):
+        depth += text.startswith("${", place)
+        if text[place] == "}":
+            depth -= 1
+            if depth == 0:
+                return place
+    return -1
 
 
 def _sum_or_mark(text: str) -> str:

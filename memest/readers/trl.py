@@ -298,9 +298,7 @@ def read_completions(keys: DocumentKeys, *, writes_pairs: bool) -> None:
     if writes_pairs and named_share is None:
         keys.default("engine_share", _SHARE_OF_PAIRS)
     keys.set_from("vllm_enable_sleep_mode", Key("engine_sleeps", "enabled"))
-    if (keys.whole("vllm_tensor_parallel_size") or 1) > 1:
-        why = "several GPUs share the engine's weights, each has its share of memory"
-        keys.miss("vllm_tensor_parallel_size", Bounded(why))
+    keys.set_from("vllm_tensor_parallel_size", Key("engine_gpus", "whole"))
 
 
 def _lengths_of_pairs(keys: DocumentKeys) -> None:

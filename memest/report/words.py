@@ -53,6 +53,7 @@ __all__ = [
 _PHASES = {
     Phase.LOAD: "while the model is loaded",
     Phase.BATCH: "while the batch is moved to the GPU",
+    Phase.SCORING: "while completions are scored",
     Phase.FORWARD: "in the forward pass",
     Phase.BACKWARD: "in the backward pass",
     Phase.CLIP: "while gradients are clipped",
@@ -277,6 +278,7 @@ _TRAINERS = {
     LogProbs.FLOAT32: "LLaMA-Factory, with all logits in float32",
     LogProbs.TORCHTUNE: "torchtune, with all logits in float32",
     LogProbs.SWIFT: "ms-swift, with all logits",
+    LogProbs.VERL: "verl, with all logits",
 }
 """Whose code has log-probabilities from there."""
 _FUSED_SINCE = dict.fromkeys((Method.DPO, Method.IPO, Method.KTO), "1.15")
@@ -313,6 +315,8 @@ def _method(setup: Setup) -> str:
         return f"{words}, reference without the adapters"
     as_model = setup.ref_dtype is Dtype.AUTO or setup.distributed.zero  # DeepSpeed casts both
     dtype = "" if as_model else f"{setup.ref_dtype} "
+    if not setup.has_reference_model:
+        return f"{words}, reference on the host"
     follows = " that follows" if setup.sync_ref_model else ""
     return f"{words}, with a {dtype}reference model{follows}"
 

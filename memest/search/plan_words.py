@@ -118,6 +118,8 @@ def arguments_of(candidate: Candidate) -> tuple[str, ...]:
         words.append(f"--vllm_gpu_memory_utilization={rollouts.engine_share:g}")
         if rollouts.engine_sleeps:
             words.append("--vllm_enable_sleep_mode")
+        if rollouts.engine_gpus > 1:
+            words.append(f"--vllm_tensor_parallel_size={rollouts.engine_gpus}")
     if combo.fsdp:
         words.append(f"--fsdp={combo.fsdp}")
     if combo.loss and combo.loss != BY_SFT_TRAINER:

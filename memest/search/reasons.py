@@ -32,6 +32,7 @@ NOTABLE = 0.05
 _PLACES = {
     Phase.LOAD: "loading",
     Phase.BATCH: "moving the batch",
+    Phase.SCORING: "scoring completions",
     Phase.FORWARD: "the forward pass",
     Phase.BACKWARD: "the backward pass",
     Phase.CLIP: "gradient clipping",

@@ -30,6 +30,7 @@ _PRE_UNSHARD_STREAM = 4
 _UNSHARD_STREAM = 1
 _POST_BACKWARD_STREAM = 2
 _SUM = "aten.add.Tensor"
+_FULL_ITEM = DTYPE_BYTES["float32"]
 _ALIGNED_BYTES = 16
 """``_get_aligned_numel``: with ``use_orig_params`` every parameter begins at such an address."""
 
@@ -157,6 +158,7 @@ class Fsdp1(FsdpRank):
         keeps_whole: ``NO_SHARD``: nothing is cut, and nothing gathered.
         reentrant: layers are recomputed by reentrant checkpoints: what lies in them has no hooks
             for backward before the recomputation.
+        reduces_in_full: gradients are reduced in float32, whatever computes (``reduce_dtype``).
     """
 
     use_orig_params: bool
@@ -164,6 +166,7 @@ class Fsdp1(FsdpRank):
     prefetch: Prefetch
     keeps_whole: bool = False
     reentrant: bool = False
+    reduces_in_full: bool = False
     _flats: dict[FsdpUnit, Flat] = field(default_factory=dict)
     _flat_gradients: dict[FsdpUnit, int] = field(default_factory=dict)
     _lazy: bool = True
@@ -502,6 +505,12 @@ class Fsdp1(FsdpRank):
         """``_reduce_grad``; ``_reduce_grad_no_shard`` reduces where the gradient is."""
         computed_item, stored_item = self._computed_item(unit), self._stored_item(unit)
         flat, buffers, result = self._flats[unit], [gradient], gradient
+        in_full: list[int] = []
+        if self.reduces_in_full and computed_item != _FULL_ITEM:
+            # beside autograd's own, to which the hook has a name
+            computed_item = _FULL_ITEM
+            result = self._alloc_reduced(flat.elements * computed_item, _POST_BACKWARD_STREAM)
+            in_full = [gradient if self.keeps_whole else result]
         if not self.keeps_whole:
             gathered_elements = flat.shard_elements * self.ranks
             if gathered_elements != flat.elements:
@@ -517,6 +526,7 @@ class Fsdp1(FsdpRank):
             cast = self._alloc_reduced(self._rank_elements(unit) * stored_item, stream)
             self.to.free(result)
             result = cast
+        self.to.free(*in_full)
         if self.keeps_whole:
             self.keep_gradient(unit, result)
             return

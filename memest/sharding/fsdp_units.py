@@ -12,11 +12,12 @@ weights of a layer, which must have that dtype too (``_validate_tensors_to_flatt
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from memest.config.compatibility import reader_of_head
 from memest.config.installed import installed_version
+from memest.config.kinds import LogProbs
 from memest.config.parallelism import Fsdp
 from memest.config.setup import Dtype, Loop, Precision, Setup
 from memest.errors import ConfigError, closest
@@ -72,6 +73,11 @@ def units_of(setup: Setup, weights: Sequence[Weight], landmarks: Landmarks) -> t
         _check_untied(landmarks)
     if distributed.ep > 1 or setup.is_sharded_at_load:
         return _own_units(landmarks, weights, distributed.expert_shard_ranks)
+    apart: set[str] = set()
+    if setup.adapter is not None and distributed.fsdp_version == 1:
+        apart = _peft_units(landmarks.kinds, weights)
+    elif setup.log_probs is LogProbs.VERL and distributed.fsdp_version == 2:
+        apart = _verl_units(landmarks)
     return plan_units(
         landmarks,
         weights,
@@ -79,7 +85,7 @@ def units_of(setup: Setup, weights: Sequence[Weight], landmarks: Landmarks) -> t
         reshards=distributed.fsdp is Fsdp.FULL_SHARD,
         as_accelerate=distributed.fsdp_version == 2
         and (setup.loop is not Loop.PLAIN or distributed.fsdp_wrap_ends),
-        as_peft=setup.adapter is not None and distributed.fsdp_version == 1,
+        apart=apart,
     )
 
 
@@ -206,7 +212,7 @@ def plan_units(
     classes: Sequence[str],
     reshards: bool,
     as_accelerate: bool,
-    as_peft: bool = False,
+    apart: Set[str] = frozenset(),
 ) -> tuple[UnitPlan, ...]:
     """The units of a model, in the order in which they are made; the root is the last.
 
@@ -216,7 +222,7 @@ def plan_units(
         classes: of the modules that become units; empty = those that may not be split.
         reshards: what was asked for (``reshard_after_forward``).
         as_accelerate: with units for embeddings and head.
-        as_peft: with units for layers without children whose weight trains, and for prompts.
+        apart: paths of modules that are units besides.
 
     Raises:
         ConfigError: a class that no module has.
@@ -224,7 +230,6 @@ def plan_units(
     class_of = landmarks.kinds
     wrap_classes = _check_classes(classes, class_of) if classes else set(landmarks.blocks)
     order = _bottom_up(list(class_of))
-    apart = _peft_units(class_of, weights) if as_peft else set()
     groups: list[tuple[tuple[str, ...], bool]] = [
         ((name,), reshards)
         for name in order
@@ -269,6 +274,15 @@ def _peft_units(class_of: Mapping[str, str], weights: Sequence[Weight]) -> set[s
         for name, kind in class_of.items()
         if kind in _PROMPTS or (name not in parents and f"{name}.weight" in trained_names)
     }
+
+
+def _verl_units(landmarks: Landmarks) -> set[str]:
+    """Embeddings and head, each by itself, unless they share a weight.
+
+    Source: ``_select_fsdp2_wrap_targets`` of verl 0.9.1 ``utils/fsdp_utils.py``.
+    """
+    ends = {name for name in (landmarks.embeddings, landmarks.head) if name is not None}
+    return set() if _is_tied(landmarks) else ends
 
 
 def _own_units(

@@ -191,14 +191,18 @@ def _fsdp(common: dict[str, Any], setup: Setup, landmarks: Landmarks) -> Fsdp1 |
             prefetch=distributed.fsdp_backward_prefetch or usual,
             keeps_whole=keeps_whole(setup),
             reentrant=setup.recomputes_reentrantly,
+            reduces_in_full=setup.log_probs is LogProbs.VERL,
         )
     else:
         reduce_dtype = "float32" if distributed.fsdp_mixed_precision else ""
+        # verl hands weights out behind the step, which the engine's rule has
+        hands_out = setup.method.generates and setup.log_probs is not LogProbs.VERL
+        writer = (setup.rollouts or Rollouts()).engine if hands_out else None
         rank = Fsdp2(
             **common,
             tensor_ranks=distributed.tp,
             reduce_dtype=reduce_dtype,
-            writer=(setup.rollouts or Rollouts()).engine if setup.method.generates else None,
+            writer=writer,
         )
     if _skips_sync(setup) and setup.grad_accum > 1:
         rank.notes.append(

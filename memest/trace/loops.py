@@ -19,7 +19,6 @@ from memest.events import Category, CueKind, Phase, SeamKind
 from memest.trace.loop_model import Batch, TrainingLoop, forward, loss_region, prepare_model
 from memest.trace.losses.objective import Objective
 from memest.trace.losses.online_dpo import TrainingStep
-from memest.trace.losses.rollouts import score_completions
 from memest.trace.optimizers.torch import weights_of
 from memest.trace.parallel.context_parallel import collate
 from memest.trace.parallel.ulysses_batches import UlyssesBatches
@@ -216,11 +215,11 @@ def _both_models(
 
 
 def _score_completions(run: TrainingLoop, objective: Objective, inputs: Batch) -> None:
-    """What TRL asks the model and the reference of completions, before the step that learns."""
+    """What is asked of completions before the step that learns, of the model and a reference."""
     model = prepare_model(run) if run.setup.scores_own_completions else None
     reference = _both_models(run, objective)[1] if run.setup.has_reference else None
-    with objective.recomputing_nothing():
-        score_completions(model, reference, inputs)
+    with objective.recomputing_nothing(), loss_region(run):
+        objective.score(model, reference, inputs)
 
 
 # -- Lightning's Trainer --------------------------------------------------------------------------
@@ -278,6 +277,8 @@ def _script(run: TrainingLoop) -> None:
     norm: list[torch.Tensor | None] = [None]
     for step, micro_steps in enumerate(run.micro_steps, start=1):
         seam(SeamKind.STEP, step)
+        if objective is not None and setup.distributed.scores_completions:
+            _score_in_script(run, objective, step)
         for micro_step in range(1, micro_steps + 1):
             seam(SeamKind.MICRO_STEP, step, micro_step)
             if setup.del_outputs:
@@ -329,6 +330,14 @@ def _script(run: TrainingLoop) -> None:
         seam(SeamKind.END, step)
     run.recorder.forget()  # what the function lets go of on return is not part of the run
     del outputs, loss, batch, shift_labels
+
+
+def _score_in_script(run: TrainingLoop, objective: Objective, step: int) -> None:
+    """A batch of its own, which goes with what was asked of it."""
+    run.recorder.mark(Phase.BATCH, step)
+    inputs = (objective.make_scored or run.make_batch)()
+    run.recorder.mark(Phase.SCORING, step)
+    _score_completions(run, objective, inputs)
 
 
 # -- common parts ---------------------------------------------------------------------------------

@@ -81,6 +81,7 @@ def trace_built(
     """
     _switch(meta_model, setup)
     plans = plan_run_batch(meta_model.plan, meta_model.model, setup)
+    scored = setup.rollouts and setup.rollouts.scored_at_once
     if setup.distributed.stage is not None:
         with (
             rank_model(meta_model.model, setup) as sharded_model,
@@ -108,6 +109,11 @@ def trace_built(
         objective_of(model, setup) as objective,
         _own_code_context(meta_model, _driver_of(gpu, setup, operators)),
     ):
+        if objective is not None and scored:
+            of_scored = plan_run_batch(
+                meta_model.plan, meta_model.model, replace(setup, batch=scored)
+            )
+            objective = replace(objective, make_scored=lambda: realise(of_scored))
         trace = trace_training(
             model,
             setup,

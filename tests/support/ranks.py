@@ -290,7 +290,7 @@ def _be_fsdp_rank(rank: int, case: dict[str, Any], meeting: str) -> Any:
     def run_in() -> None:
         mark("load 0 0")
         if setup.distributed.fsdp_version == 1:
-            model = apply_fsdp1(twins.real, setup)
+            model = apply_fsdp1(twins.real, setup, reduces=case.get("reduces", ""))
             if plain:
                 train(model, twins.setup, batches, optimizer, loss_of, torch.device("cpu"), Marks())
             else:
@@ -355,8 +355,15 @@ def apply_fsdp2(
     return fully_shard(model, mesh=mesh, **policy)
 
 
-def apply_fsdp1(model: Any, setup: Any, device: str = "cpu") -> Any:
-    """FSDP1, as accelerate's ``prepare_model`` wraps and upcasts, or as PyTorch's tutorial does."""
+def apply_fsdp1(model: Any, setup: Any, device: str = "cpu", *, reduces: str = "") -> Any:
+    """FSDP1, as accelerate's ``prepare_model`` wraps and upcasts, or as PyTorch's tutorial does.
+
+    Args:
+        model: what is sharded.
+        setup: the run.
+        device: where it lies.
+        reduces: the dtype in which gradients are reduced, where it is not the one that computes.
+    """
     import functools
     from types import MethodType
 
@@ -377,7 +384,10 @@ def apply_fsdp1(model: Any, setup: Any, device: str = "cpu") -> Any:
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(setup.precision.value)
     mixed_precision = None
     if half is not None and (not plain or distributed.fsdp_mixed_precision):
-        mixed_precision = MixedPrecision(param_dtype=half, reduce_dtype=half, buffer_dtype=half)
+        reduce_dtype = getattr(torch, reduces) if reduces else half
+        mixed_precision = MixedPrecision(
+            param_dtype=half, reduce_dtype=reduce_dtype, buffer_dtype=half
+        )
     prefetch = distributed.fsdp_backward_prefetch
     if prefetch is None:
         prefetch = "backward_pre" if plain else "no_prefetch"

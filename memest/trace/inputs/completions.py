@@ -4,7 +4,7 @@ All prompts are as long as each other, and all completions: an upper bound, as T
 
 Source: TRL 1.16 ``_generate_and_score_completions`` of ``trainer/grpo_trainer.py`` and
 ``trainer/rloo_trainer.py``; ``_generate`` of ``experimental/online_dpo/online_dpo_trainer.py``;
-ms-swift 4.6.0 ``GRPOBatch`` of ``rl_core``.
+ms-swift 4.6.0 ``GRPOBatch`` of ``rl_core``; verl 0.9.1 ``trainer/ppo/v1/trainer_base.py``.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ _HANDED_OUT_NOTE = (
     "and so are the weights that are gathered for what writes; a reward model on the GPU is not"
 )
 """Where FSDP or DeepSpeed shard the weights."""
+_BY_VERL_NOTE = (
+    f"{_BOUND}old log-probabilities are counted; the reference's, "
+    "whose weights come from the host unit by unit, take less than the step; a reward model on the "
+    "GPU is not counted"
+)
 _WRITTEN_NOTE = f"{_BOUND}every prompt has two of them; a reward model on the GPU is not counted"
 
 
@@ -35,6 +40,8 @@ def completions_note(setup: Setup) -> str:
     """What is assumed of the completions that a run learns from."""
     if setup.method.writes_pairs:
         return _WRITTEN_NOTE
+    if setup.log_probs is LogProbs.VERL:
+        return _BY_VERL_NOTE
     return _HANDED_OUT_NOTE if setup.distributed.scores_completions else _COMPLETIONS_NOTE
 
 
@@ -54,6 +61,8 @@ def batch_of_completions(sequences: tuple[TensorPlan, ...], setup: Setup) -> tup
     length = setup.rollouts.completion_of(seq_len)
     if setup.method.writes_pairs:
         batch *= 2
+    if setup.log_probs is LogProbs.VERL:
+        return _batch_of_verl(tokens, length, asks=setup.has_reference)
     if setup.log_probs is LogProbs.SWIFT:
         return _batch_of_swift(sequences, (batch, length), asks=setup.has_reference)
     out = [
@@ -89,3 +98,26 @@ def _batch_of_swift(
     mask = TensorPlan(name="completion_mask", shape=shape, dtype=torch.bool, fill=1)
     read = [each for each in sequences if each.name in ("input_ids", "attention_mask")]
     return (*read, mask, *numbers)
+
+
+def _batch_of_verl(tokens: TensorPlan, length: int, *, asks: bool) -> tuple[TensorPlan, ...]:
+    """Sequences end to end, and numbers of each token of an answer: values of nested tensors."""
+    samples, seq_len = tokens.shape
+    row, answers = samples * seq_len, samples * length
+
+    def positions() -> torch.Tensor:
+        return torch.arange(seq_len).repeat(samples)
+
+    def offsets() -> torch.Tensor:
+        return torch.arange(samples + 1) * seq_len
+
+    numbers = ("old_log_probs", "advantages", *(("ref_log_prob",) * asks))
+    return (
+        TensorPlan(name="prompts", shape=(row - answers,), fill=WORD),
+        TensorPlan(name="responses", shape=(answers,), fill=WORD),
+        TensorPlan(name="response_mask", shape=(answers,), fill=1),
+        TensorPlan(name="input_ids", shape=(row,), fill=WORD),
+        TensorPlan(name="offsets", shape=(samples + 1,), value=offsets),
+        TensorPlan(name="position_ids", shape=(row,), value=positions),
+        *(TensorPlan(name=name, shape=(answers,), dtype=torch.float32) for name in numbers),
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +19,9 @@ from memest.trace.losses.online_dpo import TrainingStep, online_dpo_step
 from memest.trace.losses.preference import LossOfPairs, loss_of_pairs
 from memest.trace.losses.preference_logits import Batch, Call
 from memest.trace.losses.preference_recipes import ScriptLoss, torchtune_dpo
-from memest.trace.losses.rollouts import loss_of_rollouts
+from memest.trace.losses.rollouts import loss_of_rollouts, score_completions
 from memest.trace.losses.trl import parts_for_trl
+from memest.trace.losses.verl import score_by_verl, verl_step
 from memest.trace.model.adapters import base_of, copy_kept_dtypes
 from memest.trace.model.value_head import with_values
 
@@ -44,6 +45,8 @@ class Objective:
             script.
         script: the same in a script's loop; None for the Trainer's.
         step: all of ``training_step``, of a trainer that has its own; None for transformers'.
+        score: what both models are asked of completions before a step.
+        make_scored: makes the tensors of what is scored at once; None for those of a micro-batch.
         trained: the model.
         reference: a second model; None where the trained one stands for it, its adapters off, or
             where there is none.
@@ -53,6 +56,8 @@ class Objective:
     loss: LossOfPairs | None = None
     script: ScriptLoss | None = None
     step: TrainingStep | None = None
+    score: Callable[[Call | None, Call | None, Batch], None] = score_completions
+    make_scored: Callable[[], dict[str, Any]] | None = None
     trained: Any
     reference: torch.nn.Module | None = None
     recomputes_reference: bool = False
@@ -94,7 +99,7 @@ def objective_of(model: Any, setup: Setup) -> Iterator[Objective | None]:
         return
     base = base_of(model)
     asks = setup.has_reference
-    reference = _reference_of(base, setup) if asks and base is model else None
+    reference = _reference_of(base, setup) if setup.has_reference_model and base is model else None
     of_torchtune = setup.log_probs is LogProbs.TORCHTUNE
     with ExitStack() as stack:
         drops_out = method in (Method.GRPO, Method.RLOO) or of_torchtune or setup.values_tokens
@@ -132,6 +137,9 @@ def objective_of(model: Any, setup: Setup) -> Iterator[Objective | None]:
                 reference=reference,
                 recomputes_reference=True,
             )
+            return
+        if setup.log_probs is LogProbs.VERL:
+            yield Objective(script=verl_step, score=score_by_verl, trained=model)
             return
         by_trl = method.generates and setup.log_probs is LogProbs.FUSED
         loss = loss_of_rollouts(method) if by_trl else loss_of_pairs(method, setup.log_probs)

@@ -43,7 +43,7 @@ def test_units_beside_adapters_are_those_of_peft():
     from peft.utils.other import fsdp_auto_wrap_policy
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from memest.sharding.fsdp_units import plan_units
+    from memest.sharding.fsdp_units import _peft_units, plan_units
     from memest.trace.cues import landmarks_of
     from memest.trace.model.adapters import prefix_of
     from memest.trace.optimizers.torch import weights_of
@@ -63,7 +63,7 @@ def test_units_beside_adapters_are_those_of_peft():
     }
     plans = plan_units(
         landmarks_of(model), weights_of(model), classes=(), reshards=True, as_accelerate=False,
-        as_peft=True,
+        apart=_peft_units(landmarks_of(model).kinds, weights_of(model)),
     )  # fmt: skip
     assert {module for plan in plans for module in plan.modules if module} == wrapped
     assert len(wrapped) == 2 + 2 * 2 * 2 + 1

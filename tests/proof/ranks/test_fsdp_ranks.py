@@ -11,6 +11,8 @@ from __future__ import annotations
 import pytest
 
 from memest.replay.replay import check_events
+from memest.sharding import rank
+from memest.sharding.fsdp1 import Fsdp1
 from support.phases import check_phases
 from support.ranks import as_run, freed_from_before, of_steps, predicted_rank, real_rank
 from support.real_memory import differences
@@ -254,6 +256,31 @@ def test_a_rank_allocates_what_fsdp1_does(name):
     run = FSDP1[name]
     left = run_both(run, 150)
     if run["spread"]["fsdp"] == "no_shard" and run["setup"]["loop"] == "accelerate":
+        left = [line for line in left if line != "--" and not line.endswith(MOVED)]
+    assert left == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "run",
+    [
+        case(ranks=3, setup={"precision": "bf16", **FEW}, fsdp_mixed_precision=True),
+        case(setup={"precision": "bf16", "grad_accum": 2, **FEW}, fsdp_mixed_precision=True),
+        case(ranks=1, setup={"precision": "bf16", **FEW}, fsdp_mixed_precision=True),
+    ],
+    ids=("padded", "accumulates", "one rank"),
+)
+def test_a_rank_allocates_what_fsdp1_does_that_reduces_in_float32(run, monkeypatch):
+    """As verl asks of it (``MixedPrecision(reduce_dtype=torch.float32)``)."""
+
+    def in_full(**given):
+        return Fsdp1(**{**given, "reduces_in_full": True})
+
+    monkeypatch.setattr(rank, "Fsdp1", in_full)
+
+    with_cast = {**run, "reduces": "float32"}
+    left = run_both(with_cast, 150)
+    if run["ranks"] == 1:  # which takes NO_SHARD
         left = [line for line in left if line != "--" and not line.endswith(MOVED)]
     assert left == []
 

@@ -44,6 +44,16 @@ PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True torchrun $DISTRIBUTED \\
 """
 
 
+def test_a_default_may_hold_another_variable(tmp_path):
+    text = (
+        'HOME_OF=${HOME_OF:-"${ROOT}/verl"}\n'
+        'MODEL=${MODEL:-"${HOME_OF}/models/${NAME:-small}"}\n'
+        'python train.py --model_name_or_path "${MODEL}" --block_size ${SIZE:-${OTHER:-64}}\n'
+    )
+    run = run_of(tmp_path, text, "ROOT=/data")
+    assert (run.model, run.options["seq_len"]) == ("/data/verl/models/small", 64)
+
+
 def test_variables_arrays_and_comments(tmp_path):
     run = run_of(tmp_path, ARRAYS, "NODES=2")
     expected = {"model": "gpt2", "num_gpus": 8, "precision": "bf16", "batch": 2}
