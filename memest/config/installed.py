@@ -25,8 +25,8 @@ DISTRIBUTION = "memest-gpu"
 
 _NEWEST_BITSANDBYTES = (0, 50)
 VERIFIED: dict[str, tuple[str, ...]] = {
-    "torch": ("2.11", "2.13"),
-    "transformers": ("5.17", "5.23"),
+    "torch": ("2.11", "2.13", "2.14", "2.15"),
+    "transformers": ("5.17", "5.23", "5.24"),
 }
 """Releases whose real steps on the CPU were compared with their traces; docs/compatibility.md."""
 

@@ -34,6 +34,7 @@ class ReleaseDefault:
 
 
 _SDPA_SINCE = {
+    (5, 24): "codegen gptj layoutlmv3",
     (5, 21): "gemma2 t5gemma vaultgemma",
     (5, 20): "decision_transformer layoutlm",
     (5, 16): "seamless_m4t seamless_m4t_v2 wav2vec2-bert wav2vec2-conformer",

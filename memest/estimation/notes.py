@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from memest.config.idle_options import idle_options
-from memest.config.installed import unverified_note
+from memest.config.installed import release, unverified_note
 from memest.config.setup import Loop, Setup, ZeroGrad, ZeroGradAt
+from memest.config.software import Software
 from memest.estimation.assumption import Usual
 from memest.estimation.batches import batch_sizes
 from memest.estimation.gpu_target import TargetGpu, TargetGpus
@@ -16,6 +17,7 @@ from memest.estimation.run import Run
 from memest.estimation.run_facts import Peaks
 from memest.estimation.whole_run import generation_notes, length_notes
 from memest.events import Category
+from memest.profiles.known_profiles import shipped_software
 from memest.profiles.stream import Stream
 from memest.report.result import Row
 from memest.units import format_size
@@ -24,6 +26,7 @@ __all__ = [
     "assumed_completions",
     "assumptions_of",
     "host_notes",
+    "newer_note",
     "notes_of",
     "notes_of_each",
     "one_of_several",
@@ -67,6 +70,8 @@ def assumptions_of(notes: Sequence[str], setup: Setup, targets: TargetGpus) -> l
     sentences = [*notes, *assumed_completions(setup)]
     if other := unverified_note():
         sentences.append(other)
+    if newer := newer_note(setup.software):
+        sentences.append(newer)
     if words := gpu_words(targets):
         sentences.append(words)
     sentences.append(
@@ -76,6 +81,26 @@ def assumptions_of(notes: Sequence[str], setup: Setup, targets: TargetGpus) -> l
         )
     )
     return sentences
+
+
+def newer_note(software: Software) -> str:
+    """What to say where a declared release is newer than the one traced with; empty otherwise.
+
+    Earlier ones are traced with what they did otherwise (``trace/legacy``), and of later ones no
+    code is here.
+
+    Args:
+        software: as it was declared.
+    """
+    newer = []
+    for package, declared in software.to_dict().items():
+        traced = release(package) or shipped_software().get(package, "")
+        numbers = tuple(int(part) for part in traced.split(".")[:2] if part.isdigit())
+        if numbers and getattr(software, package) > numbers:
+            newer.append(f"{package} {declared} by the code of {traced}")
+    if not newer:
+        return ""
+    return f"traced {' and '.join(newer)}: what changed in between is priced where memest knows it"
 
 
 def _evaluation(setup: Setup, peaks: Peaks) -> Iterator[str]:

@@ -50,6 +50,7 @@ __all__ = [
     "same_kernels",
     "shipped_folder",
     "shipped_releases",
+    "shipped_software",
     "takes_kernels",
     "traces_in",
 ]
@@ -62,7 +63,7 @@ def shipped_folder() -> Path:
 
 
 @cache
-def _shipped_software() -> dict[str, str]:
+def shipped_software() -> dict[str, str]:
     """The releases that the profiles which come with the package were traced with."""
     try:
         releases = json.loads((shipped_folder() / "software.json").read_text(encoding="utf-8"))
@@ -351,8 +352,8 @@ def shipped_releases(key: Mapping[str, Any]) -> dict[str, str]:
     packages = _tracing_with(key) if key else ()
     if all(map(release, packages)):
         return {}
-    shipped_software = _shipped_software()
-    return {name: release(name) or shipped_software.get(name, "unknown") for name in packages}
+    shipped = shipped_software()
+    return {name: release(name) or shipped.get(name, "unknown") for name in packages}
 
 
 def _full_key(store: Store | Packs, key: dict[str, Any]) -> dict[str, Any]:
@@ -360,10 +361,10 @@ def _full_key(store: Store | Packs, key: dict[str, Any]) -> dict[str, Any]:
     installed_releases = {name: release(name) for name in _tracing_with(key)}
     if store.shipped:
         # these are checked against the code when the package is made
-        shipped_software = _shipped_software()
+        shipped = shipped_software()
         return {
             **key,
-            **{name: own or shipped_software.get(name) for name, own in installed_releases.items()},
+            **{name: own or shipped.get(name) for name, own in installed_releases.items()},
         }
     return {
         **key,

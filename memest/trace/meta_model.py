@@ -22,10 +22,10 @@ from memest.trace.isolation import (
     keep_random_states,
     own_code,
 )
+from memest.trace.legacy.models import model_as_before
 from memest.trace.legacy.transformers import (
     attention_of,
     classes_as_before,
-    model_as_before,
 )
 from memest.trace.losses.loss import OwnLoss, loss_for, resolve_loss
 from memest.trace.model.adapters import (

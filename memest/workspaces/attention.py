@@ -148,11 +148,18 @@ def flash_backward(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
         Workspace(rows * 4, "flash softmax_d"),
         Workspace(rows * dim * 4 * splits, "flash dq_accum"),
     ]
-    if s.key_heads != s.heads:
-        full = s.batch * s.keys * s.heads * specs[1].itemsize
-        workspaces.append(Workspace(full * s.dim, "flash dk of all heads"))
-        workspaces.append(Workspace(full * s.value_dim, "flash dv of all heads"))
-    return tuple(workspaces)
+    return (*workspaces, *_of_all_heads(s, specs[1], "flash"))
+
+
+def _of_all_heads(s: _Shape, key: TensorSpec, kernel: str) -> tuple[Workspace, ...]:
+    """Gradients of keys and values for each head of the queries, where groups of them share one."""
+    if s.key_heads == s.heads:
+        return ()
+    full = s.batch * s.keys * s.heads * key.itemsize
+    return (
+        Workspace(full * s.dim, f"{kernel} dk of all heads"),
+        Workspace(full * s.value_dim, f"{kernel} dv of all heads"),
+    )
 
 
 @rule("aten._scaled_dot_product_efficient_attention", "aten._efficient_attention_forward")
@@ -198,11 +205,13 @@ def efficient_backward(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
     """Delta B x H x S x 4, then a workspace of fp32 tiles of dq (and of dk, dv where D is large).
 
     Tiles: ceil(S / I) x ceil(D / J) x (4 + I x J) x 4 bytes for each batch and head, with
-    blocks I x J. fp32 inputs have delta computed outside: a full product and its row sums.
+    blocks I x J. fp32 inputs have delta computed outside: a full product and its row sums. Fewer
+    key heads: dk, dv of all heads, which are added up behind the kernel.
 
-    Source: mem_eff_attention/kernel_backward.h, kernels/cutlassB.h (2.13),
-    transformers/cuda/attention_backward.cu (2.2 on).
-    Evidence: source; which kernel fits a GPU's shared memory: memory.
+    Source: mem_eff_attention/kernel_backward.h (2.13, 2.14), kernels/cutlassB.h (2.13),
+    transformers/cuda/attention_backward.cu (2.2 on), pull request 191085 (2.14).
+    Evidence: source; which kernel fits a GPU's shared memory: memory; when dk, dv of all heads are
+    made and freed: taken to be as flash has it.
     """
     specs = _operands(call, 1)
     out = tensor(call, 5, "out")
@@ -217,6 +226,7 @@ def efficient_backward(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
     )
     in_registers = half and limit <= tile_i
     workspaces = list(_contiguous(call, 0, "grad_out_", "attention gradient, contiguous"))
+    workspaces += _of_all_heads(s, specs[1], "attention")
     if half and (in_registers or gpu.capability[0] != 7 or gpu.capability[1] != 0):
         workspaces.append(Workspace(s.batch * s.heads * s.queries * 4, "attention delta"))
     else:

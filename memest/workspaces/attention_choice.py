@@ -1,6 +1,8 @@
 """Which attention kernel CUDA runs: a choice made by shapes, GPU and version. Torch-free.
 
-Source: ``ATen/native/transformers/cuda/sdp_utils.cpp`` (order and constraints), torch 2.6 to 2.13.
+Source: ``ATen/native/transformers/cuda/sdp_utils.cpp`` (order and constraints), torch 2.6 to
+2.13; grouped heads of the efficient kernel: pull request 191085, and ``kernel_backward.h`` of the
+wheel of 2.14.1.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from memest.errors import UnfitGpuError
 from memest.workspaces.operator_call import GpuTraits
 
 __all__ = [
+    "EFFICIENT_GROUPS",
     "SdpaCall",
     "check_ring_kernel",
     "choose_backend",
@@ -41,6 +44,8 @@ class SdpaCall:
 
 
 _NO_RING = "ring attention has no kernel for them"
+EFFICIENT_GROUPS = (2, 14)
+"""First torch whose efficient kernel takes fewer heads of keys than of queries."""
 _ROWS = 32
 """Rows to which the efficient kernel pads what it keeps for each (``kAlignLSE``)."""
 
@@ -162,8 +167,8 @@ def _why_not_flash(call: SdpaCall, gpu: GpuTraits) -> str:
 def _why_not_efficient(call: SdpaCall, gpu: GpuTraits) -> str:
     if gpu.capability < (5, 0):
         return "needs compute capability 5.0"
-    if call.grouped:
-        return "has no derivative for grouped heads"  # up to 2.13
+    if call.grouped and gpu.torch < EFFICIENT_GROUPS:
+        return "takes no grouped heads before torch 2.14"
     if call.has_mask and gpu.torch < (2, 1):
         return "takes no mask before torch 2.1"
     ampere = gpu.capability >= (8, 0)

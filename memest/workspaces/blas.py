@@ -15,14 +15,17 @@ __all__ = ["cublas_workspace", "cublaslt_workspace", "dequantized_product"]
 _COPY = "matmul operand, contiguous"
 _BLAS_DTYPES = frozenset({"float64", "float32", "float16", "bfloat16", "complex64", "complex128"})
 _LT_DTYPES = frozenset({"float64", "float32", "float16", "bfloat16"})
+_PER_CALL = (2, 15)
+"""First torch whose operators allocate workspaces anew, unless caching is asked for."""
 
 
 def cublas_workspace(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
     """The workspace of the calling thread's cuBLAS handle, by GPU generation and version.
 
     Source: ATen/cuda/CublasHandlePool.cpp; PR 83461 (1.13, 4 MiB), 91564 (2.0, 8.125 MiB and
-    32 MiB on Hopper), 175344 (2.12, 32 MiB on Blackwell), 194311 (after 2.13, per call).
-    Evidence: recorded (2 x 33554432 on H100, 8519680 elsewhere); releases inferred from dates.
+    32 MiB on Hopper), 175344 (2.12, 32 MiB on Blackwell), 194311 (2.15, per call).
+    Evidence: recorded (2 x 33554432 on H100, 8519680 elsewhere); per call: CUDAContextLight.h of
+    the wheels of 2.14.1 and 2.15.0; other releases inferred from dates.
     """
     if gpu.torch < (1, 13):
         return ()  # cuBLAS allocated for itself, outside the caching allocator
@@ -33,7 +36,7 @@ def cublas_workspace(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
         nbytes = 32 * MIB
     else:
         nbytes = 2 * 4096 * KIB + 8 * 16 * KIB
-    if gpu.torch >= (2, 14):
+    if gpu.torch >= _PER_CALL:
         return (Workspace(nbytes, "cuBLAS workspace"),)
     key = ("cublas", call.thread)
     return (Workspace(nbytes, "cuBLAS workspace", Lifetime.PERSISTENT, key),)
@@ -43,12 +46,13 @@ def cublaslt_workspace(call: OpCall, gpu: GpuTraits) -> tuple[Workspace, ...]:
     """What a cuBLASLt matmul needs: 1 MiB, per call, per thread, or inside the cuBLAS workspace.
 
     Source: PR 73439 (1 MiB per call), 156495 (2.9, kept), 168175 and 175879 (2.12, the cuBLAS
-    workspace), 194311 (after 2.13, per call again).
-    Evidence: recorded (1048576 beside the cuBLAS workspace, torch 2.11 on an H200); other releases
-    inferred from the dates of the pull requests.
+    workspace), 194311 (2.15, per call again).
+    Evidence: recorded (1048576 beside the cuBLAS workspace, torch 2.11 on an H200); 2.14 and 2.15:
+    getCUDABlasLtWorkspaceSize of their wheels; other releases inferred from the dates of the pull
+    requests.
     """
     own = cublas_workspace(call, gpu)
-    if gpu.torch >= (2, 14):
+    if gpu.torch >= _PER_CALL:
         return (Workspace(MIB, "cuBLASLt workspace"),)
     if gpu.torch >= (2, 12):
         return own

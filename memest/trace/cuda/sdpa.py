@@ -1,7 +1,8 @@
 """Which attention kernel CUDA runs, and the operators it runs to get there.
 
 Source: ``ATen/native/transformers/cuda/sdp_utils.cpp`` (order and constraints) and
-``ATen/native/transformers/attention.cpp`` (what is done around the kernels), torch 2.6 to 2.13.
+``ATen/native/transformers/attention.cpp`` (what is done around the kernels), torch 2.6 to 2.13;
+``sdp_utils_cpp.h`` of the wheel of 2.14.1.
 """
 
 from __future__ import annotations
@@ -10,9 +11,16 @@ import math
 
 import torch
 
+from memest.config.installed import installed_version
 from memest.config.setup import SdpaBackend
+from memest.errors import ConfigError
 from memest.trace.legacy.torch import FLASH_2, packed_flash
-from memest.workspaces.attention_choice import SdpaCall, check_ring_kernel, choose_backend
+from memest.workspaces.attention_choice import (
+    EFFICIENT_GROUPS,
+    SdpaCall,
+    check_ring_kernel,
+    choose_backend,
+)
 from memest.workspaces.operator_call import GpuTraits
 
 __all__ = [
@@ -22,6 +30,12 @@ __all__ = [
 ]
 
 aten = torch.ops.aten
+_UNBATCHED = (2, 14)
+"""First torch that gives operands without a batch one before it chooses a kernel."""
+_NOT_INSTALLED = (
+    "--software torch=2.14: from that release on the efficient kernel takes grouped heads, and the "
+    "torch installed here cannot trace it. Install torch 2.14 or later, or leave --software out."
+)
 
 
 def scaled_dot_product_attention(
@@ -39,7 +53,20 @@ def scaled_dot_product_attention(
     choices: list[tuple[SdpaCall, str]] | None = None,
 ) -> torch.Tensor:
     """What ``aten::scaled_dot_product_attention`` runs on a CUDA tensor, operator by operator."""
-    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    operands = (query, key, value)
+    if gpu.torch >= _UNBATCHED and all(t.dim() == 3 for t in operands):
+        return scaled_dot_product_attention(
+            *(t.unsqueeze(0) for t in operands),
+            None if attn_mask is None else attn_mask[(None,) * (4 - attn_mask.dim())],
+            dropout_p,
+            is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+            gpu=gpu,
+            forced_backend=forced_backend,
+            choices=choices,
+        ).squeeze(0)
+    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in operands)
     call = SdpaCall(
         dtype=str(query.dtype).removeprefix("torch."),
         head_dim=query.shape[-1],
@@ -69,6 +96,8 @@ def scaled_dot_product_attention(
     if backend is SdpaBackend.FLASH:
         return _flash(query, key, value, dropout_p, is_causal, scale, gpu.torch)
     if backend is SdpaBackend.EFFICIENT:
+        if call.grouped and (installed_version("torch") or EFFICIENT_GROUPS) < EFFICIENT_GROUPS:
+            raise ConfigError(_NOT_INSTALLED)
         mask = None if attn_mask is None else _align_mask(attn_mask, query, key)
         return aten._scaled_dot_product_efficient_attention(
             query, key, value, mask, needs_grad, dropout_p, is_causal, scale=scale

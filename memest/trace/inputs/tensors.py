@@ -109,7 +109,8 @@ def realise(plans: tuple[TensorPlan, ...], device: str = "meta") -> dict[str, An
 # -- inputs that nobody makes ----------------------------------------------------------------------
 
 
-_OF_ANY_FORWARD = ("self", "args", "kwargs", "return_dict", "use_cache", "past_key_values")
+_CACHES = ("past_key_values", "cache")  # the same, by transformers until 5.23 and from 5.24 on
+_OF_ANY_FORWARD = ("self", "args", "kwargs", "return_dict", "use_cache", *_CACHES)
 
 
 def unmodelled(model: torch.nn.Module) -> ConfigError:

@@ -1,8 +1,8 @@
 """Software of another time: what older transformers did differently inside a step.
 
-Two tables of mechanisms, each with the releases it holds for and its source; nothing here is
-fitted. Kernels of torch are in ``legacy/torch.py``, what its loops and optimizers have since 2.0
-(``foreach``, ``zero_grad``) where they are made.
+Tables of mechanisms, each with the releases it holds for and its source; nothing here is fitted.
+What a built model had is in ``legacy/models.py``. Kernels of torch are in ``legacy/torch.py``, what
+its loops and optimizers have since 2.0 (``foreach``, ``zero_grad``) where they are made.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 
 from memest.config.release_defaults import release_default
 from memest.config.setup import Attention, Setup
+from memest.trace.cuda.patching import patch_attributes
 from memest.trace.inputs.tensors import TensorPlan
 from memest.trace.legacy.changes import Change, Release, changes_of
 from memest.trace.recorder import Recorder
@@ -28,7 +29,7 @@ __all__ = [
     "classes_as_before",
     "family_of",
     "masks_as_before",
-    "model_as_before",
+    "release_of",
     "transformers_as_before",
 ]
 
@@ -41,7 +42,7 @@ _BERT_LIKE = frozenset(
 )
 
 
-def _release_of(setup: Setup) -> Release:
+def release_of(setup: Setup) -> Release:
     """The declared transformers, or a version later than anything listed here."""
     return setup.software.transformers or (99, 0)
 
@@ -70,7 +71,7 @@ def masks_as_before(
     ``get_extended_attention_mask`` in transformers 4.15 to 4.57.
     """
     eager = getattr(getattr(model, "config", None), "_attn_implementation", "") == "eager"
-    if _release_of(setup) >= (5, 0) or not eager or family_of(model) not in _BERT_LIKE:
+    if release_of(setup) >= (5, 0) or not eager or family_of(model) not in _BERT_LIKE:
         return plans
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     return tuple(
@@ -85,7 +86,7 @@ def masks_as_before(
 def classes_as_before(model_type: str, setup: Setup) -> Iterator[None]:
     """Classes that may be asked for what they are not any more, while a model is built."""
     with ExitStack() as stack:
-        for change in changes_of(_CLASSES, _release_of(setup), model_type):
+        for change in changes_of(_CLASSES, release_of(setup), model_type):
             stack.enter_context(change.patch(model_type))
         yield
 
@@ -105,80 +106,6 @@ def _sdpa_without_soft_caps(model_type: str) -> Patch:
     return mock.patch.object(base, "_supports_sdpa", True)
 
 
-def model_as_before(model: torch.nn.Module, model_type: str, setup: Setup) -> None:
-    """Give a freshly built model what its class of that time had."""
-    release = _release_of(setup)
-    for change in changes_of(_MODELS, release, model_type):
-        change.patch(model, release)
-
-
-def _rotary_tables(model: torch.nn.Module, _release: Release) -> None:
-    """Every layer held cosines and sines of all positions, in the dtype of the weights.
-
-    Source: ``LlamaRotaryEmbedding._set_cos_sin_cache`` of 4.36 to 4.40 and its copies.
-    """
-    config: Any = model.config
-    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    for module in model.modules():
-        head = getattr(module, "head_dim", None)
-        if not type(module).__name__.endswith("Attention") or head is None:
-            continue
-        share = getattr(config, "partial_rotary_factor", None)
-        share = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", share)
-        shape = (int(config.max_position_embeddings), int(head * (share or 1)))
-        for name in ("cos_cached", "sin_cached"):
-            table = torch.empty(shape, dtype=dtype, device="meta")
-            module.register_buffer(name, table, persistent=False)
-
-
-def _float_logits(model: torch.nn.Module, _release: Release) -> None:
-    """Logits were cast to float32 by the model itself, with labels or without.
-
-    In half precision a script that keeps ``outputs`` keeps them at four bytes an element. Source:
-    ``LlamaForCausalLM.forward`` of 4.37 to 4.45 and its copies; from then on the loss casts.
-    """
-    find = getattr(model, "get_output_embeddings", None)
-    head = find() if find is not None else None
-    if head is not None and type(model).__name__.endswith("ForCausalLM"):
-        head.register_forward_hook(lambda _module, _inputs, logits: logits.float())
-
-
-def _causal_buffers(model: torch.nn.Module, release: Release) -> None:
-    """GPT-2 kept a causal mask of all positions in every layer, one byte an element.
-
-    Source: ``GPT2Attention.__init__`` of 4.18 to 5.0 (``bias``; ``masked_bias`` until 4.57).
-    """
-    for module in model.modules():
-        if type(module).__name__ != "GPT2Attention" or hasattr(module, "bias"):
-            continue
-        size = int(module.config.max_position_embeddings)
-        bias = torch.empty((1, 1, size, size), dtype=torch.bool, device="meta")
-        module.register_buffer("bias", bias, persistent=False)
-        if release < (5, 0):
-            masked_bias = torch.empty((), dtype=torch.float32, device="meta")
-            module.register_buffer("masked_bias", masked_bias, persistent=False)
-
-
-class _NoScaling:
-    """Stands for a factor that is applied later: multiplying by it returns the tensor itself."""
-
-    def __rmul__(self, other: Any) -> Any:
-        return other
-
-
-def _skip_query_scaling(model: torch.nn.Module, _release: Release) -> None:
-    """OPT left the scaling of the queries to sdpa, so no scaled copy of them was made.
-
-    Source: ``OPTSdpaAttention.forward`` of 4.46 to 4.52; from 4.53 on the shared attention function
-    is called with scaled queries.
-    """
-    if getattr(model.config, "_attn_implementation", "") != "sdpa":
-        return
-    for module in model.modules():
-        if type(module).__name__ == "OPTAttention":
-            module.scaling = _NoScaling()
-
-
 # -- functions of the library, for the time of a trace --------------------------------------------
 
 
@@ -187,7 +114,7 @@ def transformers_as_before(recorder: Recorder, model_type: str, setup: Setup) ->
     """The shared functions of transformers as that release had them."""
     with ExitStack() as stack:
         if "transformers" in sys.modules:
-            for change in changes_of(_FUNCTIONS, _release_of(setup), model_type):
+            for change in changes_of(_FUNCTIONS, release_of(setup), model_type):
                 stack.enter_context(change.patch(recorder, model_type))
         yield
 
@@ -349,36 +276,56 @@ def _hold_scores(recorder: Recorder, _model_type: str) -> Patch:
     return mock.patch.object(functional, "softmax", softmax)
 
 
-# -- what holds until when ------------------------------------------------------------------------
+def _scores_as_cogview(_recorder: Recorder, model_type: str) -> Patch:
+    """LayoutLMv3 scaled scores down, less their greatest, and up again, and summed its biases anew.
 
-_MODELS = (
-    Change(_causal_buffers, {"gpt2": (5, 1)}),
-    Change(_skip_query_scaling, {"opt": (4, 53)}),
-    # First releases whose causal forward returned logits in the dtype of the head: all of these
-    # said ``logits = logits.float()`` in every release before that could use sdpa (read: 4.37,
-    # 4.42, 4.44, 4.45, 4.46)
-    Change(
-        _float_logits,
-        {
-            **dict.fromkeys(
-                """cohere gemma gemma2 jamba llama mixtral nemotron olmo olmoe phi phi3 qwen2
-                qwen2_moe""".split(),
-                (4, 46),
-            ),
-            **dict.fromkeys("granite mistral starcoder2".split(), (4, 47)),
-        },
-    ),
-    # Until when each attention kept tables of its own (read: 4.37, 4.38, 4.40 and 4.42)
-    Change(
-        _rotary_tables,
-        {
-            **dict.fromkeys("llama mistral".split(), (4, 41)),
-            **dict.fromkeys(
-                "mixtral persimmon phi qwen2 qwen2_moe stablelm starcoder2".split(), (4, 43)
-            ),
-        },
-    ),
-)
+    Source: ``LayoutLMv3SelfAttention`` until 5.23; from 5.24 on it has the shared functions.
+    """
+    module = sys.modules.get(f"transformers.models.{model_type}.modeling_{model_type}")
+    if not hasattr(module, "eager_attention_forward"):
+        return nullcontext()
+
+    def softmax(scores: torch.Tensor, alpha: int = 32) -> torch.Tensor:
+        scaled = scores / alpha
+        greatest = scaled.amax(dim=-1).unsqueeze(-1)
+        scores = (scaled - greatest) * alpha
+        return torch.nn.functional.softmax(scores, dim=-1)
+
+    def attend(
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        dropout: float = 0.0,
+        position_bias: torch.Tensor | None = None,
+        **_: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        root = query.shape[-1] ** 0.5
+        scores = torch.matmul(query / root, key.transpose(-1, -2))
+        if position_bias is not None:
+            scores += (position_bias + position_bias.other) / root
+        if mask is not None:
+            scores = scores + mask
+        probabilities = softmax(scores)
+        probabilities = torch.nn.functional.dropout(probabilities, dropout, layer.training)
+        out = torch.matmul(probabilities, value)
+        return out.permute(0, 2, 1, 3).contiguous(), probabilities
+
+    def biases(self: Any, *args: Any) -> Any:
+        bias = original(self, *args)
+        if bias is not None:
+            bias.other = bias.clone()  # of one axis and of two: each its own until the encoder ends
+        return bias
+
+    encoder = module.LayoutLMv3Encoder
+    original: Callable[..., Any] = encoder._compute_position_bias
+    return patch_attributes(
+        (module, "eager_attention_forward", attend), (encoder, "_compute_position_bias", biases)
+    )
+
+
+# -- what holds until when ------------------------------------------------------------------------
 
 _SOFT_CAPS = dict.fromkeys("gemma2 t5gemma vaultgemma".split(), (5, 21))
 _CLASSES = (Change(_sdpa_without_soft_caps, _SOFT_CAPS),)
@@ -403,4 +350,5 @@ _FUNCTIONS = (
         },
     ),
     Change(_hold_scores, dict.fromkeys(_BERT_LIKE, (5, 0))),
+    Change(_scores_as_cogview, {"layoutlmv3": (5, 24)}),
 )

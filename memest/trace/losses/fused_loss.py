@@ -123,9 +123,9 @@ def _forward(
         )
         if num_items_in_batch is not None:
             loss = loss / num_items_in_batch
-        return CausalLMOutputWithPast(
-            loss=loss, past_key_values=getattr(outputs, "past_key_values", None)
-        )
+        # as it is called from transformers 5.24 on, and before
+        cache = "cache" if hasattr(outputs, "cache") else "past_key_values"
+        return CausalLMOutputWithPast(loss=loss, **{cache: getattr(outputs, cache, None)})
 
     return forward
 

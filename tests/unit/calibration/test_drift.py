@@ -77,7 +77,7 @@ def test_a_model_that_cannot_run_is_told_and_is_drift(monkeypatch, capsys):
 
 
 def test_other_releases_are_told_in_the_estimate(monkeypatch):
-    assert installed.unverified_note() == ""
+    monkeypatch.setattr(installed, "VERIFIED", {"torch": ("2.11", "2.13")})
     real = installed.installed_version
     monkeypatch.setattr(
         installed, "installed_version", lambda name: (9, 1) if name == "torch" else real(name)
@@ -88,6 +88,19 @@ def test_other_releases_are_told_in_the_estimate(monkeypatch):
     )
     answer = memest.estimate("prajjwal1/bert-tiny", batch=2, seq_len=16, software="torch=2.13")
     assert any("not verified with torch 9.1" in line for line in answer.assumptions)
+
+
+def test_a_declared_release_that_is_newer_than_the_traced_one_is_told():
+    def told(software):
+        asked = memest.estimate("prajjwal1/bert-tiny", batch=2, seq_len=16, software=software)
+        return [line for line in asked.assumptions if line.startswith("traced ")]
+
+    assert told("torch=2.4,transformers=4.44") == []
+    (line,) = told("torch=2.4,transformers=5.99,cuda=13.3")
+    assert line == (
+        f"traced transformers 5.99 by the code of {installed.release('transformers')}: what "
+        "changed in between is priced where memest knows it"
+    )
 
 
 def test_without_torch_nothing_is_checked_and_it_says_why(monkeypatch, capsys):

@@ -72,7 +72,7 @@ def test_trees_are_taken_apart_and_put_together_as_before(tree: Any) -> None:
 
 def test_a_tree_of_another_size_is_refused_as_before() -> None:
     _, spec = pytree.tree_flatten((1, 2))
-    with quick_trees(), pytest.raises(ValueError, match="has 2"):
+    with quick_trees(), pytest.raises(ValueError, match=r"(has|holds) 2"):
         pytree.tree_unflatten([1, 2, 3], spec)
 
 
@@ -119,6 +119,7 @@ def test_another_release_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> No
     assert beside._cores() == 1
 
 
+@pytest.mark.skipif(not quick_compile.is_known(), reason="nothing is replaced in this release")
 def test_what_was_replaced_is_put_back() -> None:
     from torch._inductor import pattern_matcher
     from torch._inductor.codegen.triton import TritonScheduling

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from memest.config.installed import installed_version
 from memest.config.setup import SdpaBackend
+from memest.errors import ConfigError
 from memest.trace.cuda.cuda_ops import cuda_handlers, cuda_operators, kernel_handlers
 from memest.trace.recorder import Recorder
 from memest.workspaces.attention_choice import SdpaCall, choose_backend
@@ -54,10 +56,13 @@ def gpu(capability, version=(2, 10)) -> GpuTraits:
         ({"head_dim": 256, "value_dim": 256}, (8, 9), (2, 10), FLASH),
         ({"head_dim": 256, "value_dim": 256, "dropout": 0.1}, (8, 9), (2, 10), EFFICIENT),
         ({"head_dim": 224, "value_dim": 224, "needs_grad": False}, (8, 6), (2, 10), FLASH),
-        # grouped heads: flash only
+        # grouped heads: flash only, until the efficient kernel took them
         ({"grouped": True}, (8, 0), (2, 10), FLASH),
         ({"grouped": True, "has_mask": True}, (8, 0), (2, 10), MATH),
         ({"grouped": True, "dtype": "float32"}, (8, 0), (2, 10), MATH),
+        ({"grouped": True, "dtype": "float32"}, (8, 0), (2, 13), MATH),
+        ({"grouped": True, "dtype": "float32"}, (8, 0), (2, 14), EFFICIENT),
+        ({"grouped": True, "dtype": "float16"}, (7, 5), (2, 14), EFFICIENT),
         # cuDNN first on 9.x and 10.x with the wheels of torch 2.11 on
         ({}, (9, 0), (2, 11), CUDNN),
         ({}, (10, 0), (2, 13), CUDNN),
@@ -130,3 +135,32 @@ def test_math_computes_half_inputs_in_fp32_and_returns_half_probabilities_too():
 def test_math_repeats_grouped_heads():
     made, _ = _forward(MATH, torch.float32, heads=8, key_heads=2)
     assert ("aten.clone.default", ROWS * 64 * 4) in made
+
+
+def _attend(version, *shapes):
+    """The operators of an attention of fp32, forward and backward, on a GPU that has no flash."""
+    recorder = Recorder({**cuda_handlers(), **kernel_handlers()})
+    operands = [torch.empty(shape, device="meta", requires_grad=True) for shape in shapes]
+    grouped = len({shape[-3] for shape in shapes}) > 1
+    with cuda_operators(gpu((7, 5), version), SdpaBackend.AUTO), recorder:
+        out = torch.nn.functional.scaled_dot_product_attention(*operands, enable_gqa=grouped)
+        out.sum().backward()
+    assert [each.grad.shape for each in operands] == list(map(torch.Size, shapes))
+    return set(recorder.trace.op_names)
+
+
+def test_the_efficient_kernel_takes_grouped_heads_where_the_installed_torch_has_it():
+    shapes = (2, 8, 64, 32), (2, 2, 64, 32), (2, 2, 64, 32)
+    assert "aten._safe_softmax.default" in _attend((2, 13), *shapes)
+    if installed_version("torch") < (2, 14):
+        with pytest.raises(ConfigError, match=r"Install torch 2\.14"):
+            _attend((2, 14), *shapes)
+    else:
+        names = _attend((2, 14), *shapes)
+        assert "aten._scaled_dot_product_efficient_attention_backward.default" in names
+
+
+@pytest.mark.parametrize(("version", "fused"), [((2, 13), False), ((2, 14), True)])
+def test_operands_without_a_batch_take_a_kernel_since_2_14(version, fused):
+    names = _attend(version, *[(8, 64, 32)] * 3)
+    assert ("aten._scaled_dot_product_efficient_attention.default" in names) is fused

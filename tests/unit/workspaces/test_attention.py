@@ -87,6 +87,17 @@ class TestEfficient:
         floats = 16 * (4 + 8192) + 8 * 64 * 512
         assert sizes(a100, EFFICIENT, *args) == [2 * 4 * 512 * 4, 2 * 4 * floats * 4]
 
+    def test_fewer_key_heads_expand_dk_and_dv(self, allocate, sizes, t4):
+        whole, grouped = (
+            self.backward(*qkv(2, 4, 512, 64, key_heads=heads, dtype="float16"))
+            for heads in (None, 2)
+        )
+        full = 2 * 4 * 512 * 64 * 2
+        assert sizes(t4, EFFICIENT, *grouped) == [full, full, *sizes(t4, EFFICIENT, *whole)]
+        # beside the delta and the workspace, until they are added up
+        found = allocate(t4, EFFICIENT, *grouped)
+        assert [each.freed_before for each in found[:2]] == [None, None]
+
     def test_fp32_computes_delta_outside(self, allocate, a100):
         args = self.backward(*qkv(2, 4, 512, 64, dtype="float32"))
         found = allocate(a100, EFFICIENT, *args)

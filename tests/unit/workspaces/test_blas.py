@@ -38,9 +38,9 @@ class TestCublasWorkspace:
             assert hidden.lifetime is Lifetime.PERSISTENT
             assert hidden.key == ("cublas", thread)
 
-    def test_freed_with_the_call_after_2_13(self, dense, allocate, h100):
+    def test_freed_with_the_call_since_2_15(self, dense, allocate, h100):
         operands, out = product(dense)
-        gpu = dataclasses.replace(h100, torch=(2, 14))
+        gpu = dataclasses.replace(h100, torch=(2, 15))
         (hidden,) = allocate(gpu, "aten.mm.default", *operands, outputs=(out,))
         assert (hidden.lifetime, hidden.key) == (Lifetime.OP, ())
 
@@ -63,8 +63,8 @@ class TestCublasLt:
         [
             ((2, 6), [MIB, 8_519_680]),
             ((2, 9), [8_519_680, MIB]),
-            ((2, 13), [8_519_680]),
-            ((2, 14), [MIB]),
+            ((2, 14), [8_519_680]),
+            ((2, 15), [MIB]),
         ],
     )
     def test_bias_is_fused(self, dense, sizes, a100, torch, expected):

@@ -14,7 +14,7 @@ GPUS = st.builds(
     capability=st.sampled_from([(7, 0), (7, 5), (8, 0), (8, 6), (9, 0), (12, 0)]),
     sm_count=st.sampled_from([1, 40, 82, 132, 148]),
     max_threads_per_sm=st.sampled_from([1024, 1536, 2048]),
-    torch=st.sampled_from([(1, 12), (1, 13), (2, 0), (2, 6), (2, 9), (2, 11), (2, 13), (2, 14)]),
+    torch=st.sampled_from([(1, 12), (1, 13), (2, 0), (2, 6), (2, 9), (2, 11), (2, 13), (2, 15)]),
     deterministic=st.booleans(),
 )
 

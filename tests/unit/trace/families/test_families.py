@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from memest.catalog.models import catalogue
+from memest.config.installed import installed_version
+from memest.errors import TraceError
 
 FIRST = {}
 for _entry in catalogue():
@@ -12,6 +14,8 @@ for _entry in catalogue():
 
 # most of their weights take part in no step: towers for what the batch has not, unused layers
 PARTLY_TRAINED = {"canine": 0.8}
+# reads outputs that its text model has not: real steps stop at it as well
+STOPS = {("llama4", (5, 24)): "image_outputs"}
 
 
 @pytest.mark.slow(
@@ -52,7 +56,11 @@ PARTLY_TRAINED = {"canine": 0.8}
 @pytest.mark.parametrize("family", sorted(FIRST))
 def test_every_family_traces_forward_backward_and_step(tool, family):
     entry = FIRST[family]
-
+    stops = STOPS.get((family, installed_version("transformers")))
+    if stops is not None:
+        with pytest.raises(TraceError, match=stops):
+            tool.trace_entry(entry.id, tool.reduced_config(entry.config()), seq_len=64)
+        return
     row = tool.trace_entry(entry.id, tool.reduced_config(entry.config()), seq_len=64)
 
     assert row["events"] > 100
