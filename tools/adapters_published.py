@@ -7,12 +7,18 @@
 The rows (``data/methods/peft.jsonl``) are maxima of reserved memory over 5,000 steps on
 texts whose lengths are drawn from a data set that is not part of them. So the longest batch is read
 off one row (:data:`REFERENCE`), as the length whose prediction is nearest to its measurement, and
-what is scored is the *difference* between every other row and that one. With all texts as long as
-the cap, predictions have to be above measurements. The loop is that of
-``method_comparison/MetaMathQA/run.py``: it gives the allocator's cache back every 10 steps, and its
-``BucketIterator`` sorts 20 batches, the longest first. So the longest comes after an empty cache,
-and after the shortest of the 20 before, whose outputs the loop still holds (:data:`SHORTEST` stands
-for its length, which is the same in every row).
+what is scored is the *difference* between every other row and that one, the median of lengths
+around it (:data:`AROUND`). With all texts as long as the cap, predictions have to be above
+measurements. The loop is that of ``method_comparison/MetaMathQA/run.py``: it gives the allocator's
+cache back every 10 steps, and its ``BucketIterator`` sorts 20 batches, the longest first. So the
+first step of the run, which makes the optimizer's states, is the longest of its bucket and leaves
+them among what is large; the shortest of a bucket comes 9 steps behind an empty cache, and its
+outputs, which the loop still holds, lie in what those steps reserved; the longest comes next, after
+another empty cache (:data:`BEFORE`, the same in every row).
+
+What is allocated behind a step, on the average of all, is published beside: weights, gradients,
+states and what the loop still holds, whatever the lengths. It says of each method apart from the
+peak whether its tensors are those of the run.
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +52,18 @@ REFERENCE = "lora--llama-3.2-3B-rank32"
 """The row whose length is read off: LoRA, with the settings that most people train with."""
 CAP = 768
 """Tokens that texts are cut at (``max_seq_length``)."""
-SHORTEST = 64
-"""Tokens of the shortest batch of a bucket, of which the rows say nothing but a mean of 210."""
+BEFORE = (400, 400, 210, 64)
+"""Tokens of the steps that the longest batch comes after: twice the first of the run, the first
+behind an emptied cache in the middle of a bucket, its last. The rows say nothing of them but a mean
+of 210."""
+EMPTIED = (3, 5)
+"""Steps of these, from 1, in front of which the cache is given back."""
+AROUND = (-3, 0, 3)
+"""Tokens beside the length read off: it is not known to the token."""
 NEW_TOKENS, PROMPT, EVAL_BATCH = 300, 500, 50
 """What an evaluation generates, after prompts that leave room for it in ``max_length`` 800."""
 GOAL = 20 * MIB
+_MIDDLE = AROUND.index(0)
 _NEAR = 8
 """Tokens around the length: reserved memory grows by steps, and falls where a block fits better."""
 _UNPRICED = {"lora-fa": "the optimizer lora-fa is not modelled"}
@@ -76,13 +89,13 @@ def setup_of(row: dict[str, Any], seq_len: int, **more: Any) -> Any:
     )  # fmt: skip
 
 
-def empties(stream: Stream) -> tuple[int, ...]:
-    """Events in front of which the cache is given back: every step, and what follows the last."""
+def empties(stream: Stream, emptied: Collection[int] = ()) -> tuple[int, ...]:
+    """Events in front of which the cache is given back: these steps, or all but the first."""
     steps: dict[int, int] = {}
     for place, mark in zip(stream.mark_positions, stream.marks, strict=True):
         if mark.phase is not Phase.LOAD and mark.step > 1:
             steps.setdefault(mark.step, place)
-    return tuple(sorted(steps.values()))
+    return tuple(sorted(place for n, place in steps.items() if not emptied or n in emptied))
 
 
 class Predictor:
@@ -97,16 +110,22 @@ class Predictor:
         """The row at one length."""
         return resolve_run(self._profiler, setup_of(self.row, seq_len, **more), self._gpu)
 
-    def reserved(self, seq_len: int, before: int = SHORTEST) -> int:
-        """Greatest reserved bytes of a step behind two of another length, the cache empty between.
+    def reserved(self, seq_len: int) -> int:
+        """Greatest reserved bytes of a run whose longest batch comes as the script has it."""
+        streams = {n: self.run(n).short_stream for n in {*BEFORE, seq_len}}
+        stream = join_runs([streams[n] for n in (*BEFORE, seq_len)])
+        return _replay(stream, emptied=EMPTIED).peak_reserved_bytes
 
-        Args:
-            seq_len: tokens of its texts.
-            before: tokens of the texts of the two.
-        """
-        short_stream = self.run(before).short_stream
-        stream = join_runs([short_stream, short_stream, self.run(seq_len).short_stream])
-        return _replay(stream).peak_reserved_bytes
+    def bound(self) -> int:
+        """The same with all texts as long as the cap."""
+        return _replay(self.run(CAP).short_stream).peak_reserved_bytes
+
+    def settled(self, seq_len: int) -> int:
+        """Allocated bytes behind a step."""
+        stream = self.run(seq_len).short_stream
+        curve = _replay(stream, curve=True).allocated_curve
+        assert curve is not None
+        return curve[empties(stream, (STEPS_NEEDED,))[0] - 1]
 
     def evaluation(self) -> int:
         """Greatest allocated bytes of a generation behind the last step.
@@ -130,10 +149,10 @@ class Predictor:
         return self._profiler.facts(self.run(CAP)).trainable_parameters
 
 
-def _replay(stream: Stream, *, curve: bool = False) -> Any:
+def _replay(stream: Stream, *, curve: bool = False, emptied: Collection[int] = ()) -> Any:
     return replay(
         stream.events, stream.sizes, curve=curve, streams=stream.on_streams,
-        empty_cache_at=empties(stream),
+        empty_cache_at=empties(stream, emptied),
     )  # fmt: skip
 
 
@@ -149,8 +168,16 @@ def reference_length(row: dict[str, Any]) -> int:
     return min(near, key=lambda n: abs(predictor.reserved(n) - measured))
 
 
-def predict(row: dict[str, Any], seq_len: int) -> dict[str, Any]:
-    """What is kept of one row."""
+def mean_length(row: dict[str, Any]) -> int:
+    """The length behind whose step as much is allocated as a row has on the average."""
+    predictor = Predictor(row)
+    low, high = (predictor.settled(n) for n in (CAP // 4, CAP // 2))
+    tokens = (row["mean_allocated_bytes"] - low) * (CAP // 4) / (high - low)
+    return CAP // 4 + round(tokens)
+
+
+def predict(row: dict[str, Any], seq_len: int, mean: int) -> dict[str, Any]:
+    """What is kept of one row, at the longest of its lengths and at their mean."""
     kept: dict[str, Any] = {"id": row["id"], "seq_len": seq_len}
     if row["optimizer"] in _UNPRICED:
         return {**kept, "failure": _UNPRICED[row["optimizer"]]}
@@ -158,8 +185,9 @@ def predict(row: dict[str, Any], seq_len: int) -> dict[str, Any]:
         return {**kept, "failure": f"{row['model']} is a model of diffusers, which is not built"}
     try:
         predictor = Predictor(row)
-        kept["predicted_bytes"] = predictor.reserved(seq_len)
-        kept["bound_bytes"] = predictor.reserved(CAP, CAP)
+        kept["predicted_bytes"] = [predictor.reserved(seq_len + more) for more in AROUND]
+        kept["bound_bytes"] = predictor.bound()
+        kept["settled_len"], kept["settled_bytes"] = mean, predictor.settled(mean)
         kept["trained_parameters"] = predictor.trained_parameters
     except MemestError as error:
         kept["failure"] = str(error).partition("\n")[0]
@@ -184,7 +212,7 @@ def _same_run(row: dict[str, Any], outcome: dict[str, Any]) -> bool:
 def table(rows: list[dict[str, Any]], outcomes: dict[str, dict[str, Any]]) -> Iterator[str]:
     """The lines of the section."""
     reference, at = next(r for r in rows if r["id"] == REFERENCE), outcomes[REFERENCE]
-    scored, bounds, lines, refused = [], [], [], []
+    scored, settled, bounds, lines, refused = [], [], [], [], []
     for row in rows:
         outcome = outcomes.get(row["id"])
         if outcome is None or row["id"] == REFERENCE:
@@ -194,7 +222,12 @@ def table(rows: list[dict[str, Any]], outcomes: dict[str, dict[str, Any]]) -> It
                 refused.append((_name(row), outcome["failure"]))
             continue
         measured = row["max_reserved_bytes"] - reference["max_reserved_bytes"]
-        predicted = outcome["predicted_bytes"] - at["predicted_bytes"]
+        predicted = statistics.median(
+            mine - its
+            for mine, its in zip(outcome["predicted_bytes"], at["predicted_bytes"], strict=True)
+        )
+        held = row["mean_allocated_bytes"] - reference["mean_allocated_bytes"]
+        held_off = outcome["settled_bytes"] - at["settled_bytes"] - held
         remark = ""
         if not _same_run(row, outcome):
             remark = (
@@ -203,28 +236,36 @@ def table(rows: list[dict[str, Any]], outcomes: dict[str, dict[str, Any]]) -> It
             )
         else:
             scored.append(abs(predicted - measured))
+            settled.append(abs(held_off))
             bounds.append(outcome["bound_bytes"] >= row["max_reserved_bytes"])
         lines.append(
-            f"| {_name(row)} | {_mib(measured)} | {_mib(predicted)} | {_mib(predicted - measured)} "
+            f"| {_name(row)} | {_mib(held)} | {_mib(held_off)} | {_mib(measured)} "
+            f"| {_mib(predicted)} | {_mib(predicted - measured)} "
             f"| {_mib(outcome['bound_bytes'] - row['max_reserved_bytes'])} "
             f"| {_mib(outcome.get('evaluation_bytes', 0))} | {remark} |"
         )
-    median = statistics.median(scored)
+    median, settled_median = statistics.median(scored), statistics.median(settled)
     goal = "" if median <= GOAL else " **missed**"
     yield (
         f"**Differences from LoRA of rank 32: median {_mib(median)} MiB off over {len(scored)} rows"
         f"** (goal: <= {_mib(GOAL)} MiB{goal}; {sum(d <= GOAL for d in scored)} are within it, "
         f"{sum(d <= 100 * MIB for d in scored)} within 100 MiB). With all texts at the cap of "
         f"{CAP} tokens {sum(bounds)} of {len(bounds)} are above their measurement. The length read "
-        f"off the reference is {at['seq_len']} tokens ({_mib(at['predicted_bytes'])} predicted, "
-        f"{_mib(reference['max_reserved_bytes'])} MiB measured)."
+        f"off the reference is {at['seq_len']} tokens ({_mib(at['predicted_bytes'][_MIDDLE])} "
+        f"predicted, {_mib(reference['max_reserved_bytes'])} MiB measured)."
     )
     yield ""
     yield (
-        "| run | measured, less LoRA | predicted, less LoRA | off | bound, less measured "
-        "| in evaluation | |"
+        f"What is allocated behind a step, on the average of all, less LoRA's: median "
+        f"{settled_median / MIB:.1f} MiB off, at texts of {at['settled_len']} tokens, read off "
+        f"LoRA too."
     )
-    yield "|---|---:|---:|---:|---:|---:|---|"
+    yield ""
+    yield (
+        "| run | behind a step, less LoRA | off | maximum, less LoRA | predicted, less LoRA | off "
+        "| bound, less measured | in evaluation | |"
+    )
+    yield "|---|---:|---:|---:|---:|---:|---:|---:|---|"
     yield from sorted(lines)
     yield ""
     words = (f"{name} ({why.rstrip('.')})" for name, why in refused)
@@ -259,10 +300,12 @@ def main(argv: list[str] | None = None) -> int:
     if not arguments.page:
         reference = next(row for row in rows if row["id"] == REFERENCE)
         if REFERENCE not in outcomes:
-            outcomes[REFERENCE] = predict(reference, reference_length(reference))
+            mean = mean_length(reference)
+            outcomes[REFERENCE] = predict(reference, reference_length(reference), mean)
+        lengths = (outcomes[REFERENCE]["seq_len"], outcomes[REFERENCE]["settled_len"])
         for row in rows:
             if row["id"] not in outcomes:
-                outcomes[row["id"]] = predict(row, outcomes[REFERENCE]["seq_len"])
+                outcomes[row["id"]] = predict(row, *lengths)
                 print(row["id"], outcomes[row["id"]], flush=True)
                 _keep(outcomes)
         for row in rows:

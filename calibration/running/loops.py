@@ -180,6 +180,12 @@ class _Run:
         else:
             scaler.step(optimizer)
             scaler.update()
+        self._allocate_ranks(step)
+
+    def _allocate_ranks(self, step: int) -> None:
+        """What peft asks a script to call behind each step where AdaLoRA trains."""
+        if hasattr(getattr(self.model, "base_model", None), "rankallocator"):
+            self.model.base_model.update_and_allocate(step)
 
     def accelerate(self) -> None:
         """The loop of accelerate's documentation, "Gradient accumulation", with the library."""
@@ -223,6 +229,7 @@ class _Run:
                             mark("optimizer", step, 0)
                         optimizer.step()
                         if last:
+                            self._allocate_ranks(step)
                             mark("zero_grad", step, 0)
                         optimizer.zero_grad(set_to_none=self._sets_to_none)
                 if last:

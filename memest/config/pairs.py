@@ -351,6 +351,14 @@ _PAIRS = (
         "Write peft=0.10 or later, or add --no-prepare-kbit.",
     ),
     Pair(
+        "peft",
+        "--software peft={s.software.peft[0]}.{s.software.peft[1]} and OSF",
+        lambda s: s.adapter is not None and s.adapter.method == "osf" and _before_peft(s, 21),
+        "until 0.20 it put whole weights together again in each forward and kept their halves, and "
+        "what is priced is the installed peft's",
+        "Write peft=0.21 or later.",
+    ),
+    Pair(
         "compile",
         "--num-gpus",
         lambda s: s.distributed.strategy is not Strategy.NONE,

@@ -19,6 +19,7 @@ from memest.events import Category, CueKind, Phase, SeamKind
 from memest.trace.loop_model import Batch, TrainingLoop, forward, loss_region, prepare_model
 from memest.trace.losses.objective import Objective
 from memest.trace.losses.online_dpo import TrainingStep
+from memest.trace.model.adapters import weigh_ranks
 from memest.trace.optimizers.torch import weights_of
 from memest.trace.parallel.context_parallel import collate
 from memest.trace.parallel.ulysses_batches import UlyssesBatches
@@ -324,6 +325,7 @@ def _script(run: TrainingLoop) -> None:
         seam(SeamKind.UPDATE, step)
         _update(run, step, norm)
         seam(SeamKind.UPDATED, step)
+        weigh_ranks(run.model)
         if setup.zero_grad_at is ZeroGradAt.AFTER_STEP:
             run.recorder.mark(Phase.ZERO_GRAD, step)
             _zero_grad(run)

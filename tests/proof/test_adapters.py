@@ -109,6 +109,7 @@ CASES = [
     _case("llama-gqa", "LOHA", target_modules=["q_proj"], r=4),
     _case("llama-gqa", "LOKR", target_modules=["q_proj"], r=4),
     _case("llama-gqa", "ADALORA", init_r=12, target_r=8, total_step=100),
+    _case("llama-gqa", "ADALORA", ACCELERATE, init_r=12, target_r=8, total_step=100, slow=True),
     _case("llama-gqa", "OFT", oft_block_size=32, target_modules=["q_proj"]),
     _case("llama-gqa", "BOFT", boft_block_size=32, target_modules=["q_proj"], slow=True),
     _case("llama-gqa", "LN_TUNING", slow=True),

@@ -17,13 +17,14 @@ def tool():
 def _row(tool, name, mib, **changes):
     return {
         "id": name, "model": "meta-llama/Llama-3.2-3B", "max_reserved_bytes": mib * MIB,
-        "trained_parameters": 8, **changes,
+        "mean_allocated_bytes": mib * MIB, "trained_parameters": 8, **changes,
     }  # fmt: skip
 
 
 def _outcome(name, mib, **changes):
     return {
-        "id": name, "seq_len": 512, "predicted_bytes": mib * MIB, "bound_bytes": 2 * mib * MIB,
+        "id": name, "seq_len": 512, "predicted_bytes": [n * MIB for n in (mib - 9, mib, mib + 30)],
+        "bound_bytes": 2 * mib * MIB, "settled_len": 99, "settled_bytes": (mib - 1) * MIB,
         "trained_parameters": 8, "evaluation_bytes": 5 * MIB, **changes,
     }  # fmt: skip
 
@@ -45,7 +46,8 @@ def test_differences_to_the_reference_are_scored(tool):
     assert "median 35 MiB off over 2 rows" in text  # 10 and 60
     assert "**missed**" in text
     assert "1 of 2 are above their measurement" in text
-    assert "| a | 30 | 40 | 10 | 152 | 5 |  |" in text
+    assert "median 35.0 MiB off, at texts of 99 tokens" in text
+    assert "| a | 30 | 10 | 30 | 40 | 10 | 152 | 5 |  |" in text
     assert "8 numbers trained, 9 here; not scored" in text
     assert text.endswith("Not predicted: d (it cannot be).")
 
@@ -60,6 +62,15 @@ def test_the_cache_is_given_back_in_front_of_every_step_but_the_first(tool):
     )  # fmt: skip
 
     assert tool.empties(stream) == (8,)
+    assert tool.empties(stream, (3,)) == ()
+
+
+def test_the_difference_is_the_median_of_lengths_around(tool):
+    rows = [_row(tool, tool.REFERENCE, 100), _row(tool, "a", 130)]
+    odd = _outcome("a", 0, predicted_bytes=[(101 - 9 + 40) * MIB, 900 * MIB, (131 + 20) * MIB])
+    outcomes = {tool.REFERENCE: _outcome(tool.REFERENCE, 101), "a": odd}
+
+    assert "median 10 MiB off over 1 rows" in "\n".join(tool.table(rows, outcomes))
 
 
 def test_what_is_kept_is_of_every_row_and_stands_on_the_page(tool):

@@ -37,6 +37,7 @@ __all__ = [
     "copy_kept_dtypes",
     "kept_dtype",
     "prefix_of",
+    "weigh_ranks",
 ]
 
 _TASK_TYPES = {
@@ -298,6 +299,18 @@ def _freeze_ranks(model: Any, release: tuple[int, int] | None) -> None:
         is_moved = module.get_base_layer().weight.dtype != torch.float32
         if not is_moved or (release is not None and release <= (0, 20)):
             ranks.requires_grad_(requires_grad=False)
+
+
+def weigh_ranks(model: Any) -> None:
+    """AdaLoRA's importances, three numbers for each that trains, as a step of a script renews them.
+
+    peft asks a script to call ``update_and_allocate`` between a step of the optimizer and
+    ``zero_grad``; the Trainers do not. Which ranks it then gives up depends on values and takes
+    next to nothing, so that half is left out.
+    """
+    allocator = getattr(getattr(model, "base_model", None), "rankallocator", None)
+    if allocator is not None:
+        allocator.update_ipt(model.base_model.model)
 
 
 def cast_parameters(model: Any, dtype: torch.dtype) -> None:

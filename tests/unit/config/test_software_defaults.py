@@ -171,6 +171,13 @@ def test_what_a_peft_had_not_is_refused(software, quantization, said):
         Setup(software=Software.parse(software), **{**QLORA, "quantization": quantization})
 
 
+def test_a_method_that_a_peft_had_otherwise_is_refused():
+    osf = {"peft_type": "OSF", "target_modules": ["q_proj"]}
+    with pytest.raises(ConfigError, match=r"peft=0\.20 and OSF.*Write peft=0\.21 or later"):
+        Setup(software=Software.parse("peft=0.20"), adapter=osf)
+    assert Setup(software=Software.parse("peft=0.21"), adapter=osf).adapter.method == "osf"
+
+
 def test_explained_are_the_rows_that_a_software_decides():
     run = settle((), {"software": "transformers=4.44,peft=0.9", "lora_r": 8, "load_in_8bit": True})
     rows = {each.option: each for each in origins_of(run, run.setup, "roberta")}
