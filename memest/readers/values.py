@@ -140,6 +140,8 @@ class Missing(Bounded):
     """
 
     __slots__ = ("document", "name")
+    name: str
+    document: dict[str, Any] | None
 
     def __new__(cls, why: str, name: str, document: dict[str, Any] | None) -> Missing:
         """The same as text."""

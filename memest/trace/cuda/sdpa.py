@@ -53,10 +53,11 @@ def scaled_dot_product_attention(
     choices: list[tuple[SdpaCall, str]] | None = None,
 ) -> torch.Tensor:
     """What ``aten::scaled_dot_product_attention`` runs on a CUDA tensor, operator by operator."""
-    operands = (query, key, value)
-    if gpu.torch >= _UNBATCHED and all(t.dim() == 3 for t in operands):
+    if gpu.torch >= _UNBATCHED and query.dim() == key.dim() == value.dim() == 3:
         return scaled_dot_product_attention(
-            *(t.unsqueeze(0) for t in operands),
+            query.unsqueeze(0),
+            key.unsqueeze(0),
+            value.unsqueeze(0),
             None if attn_mask is None else attn_mask[(None,) * (4 - attn_mask.dim())],
             dropout_p,
             is_causal,
@@ -66,7 +67,7 @@ def scaled_dot_product_attention(
             forced_backend=forced_backend,
             choices=choices,
         ).squeeze(0)
-    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in operands)
+    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
     call = SdpaCall(
         dtype=str(query.dtype).removeprefix("torch."),
         head_dim=query.shape[-1],

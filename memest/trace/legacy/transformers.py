@@ -282,7 +282,7 @@ def _scores_as_cogview(_recorder: Recorder, model_type: str) -> Patch:
     Source: ``LayoutLMv3SelfAttention`` until 5.23; from 5.24 on it has the shared functions.
     """
     module = sys.modules.get(f"transformers.models.{model_type}.modeling_{model_type}")
-    if not hasattr(module, "eager_attention_forward"):
+    if module is None or not hasattr(module, "eager_attention_forward"):
         return nullcontext()
 
     def softmax(scores: torch.Tensor, alpha: int = 32) -> torch.Tensor:
