@@ -139,7 +139,8 @@ class Missing(Bounded):
         document: the one of that name that the tool comes with; None where there is none.
     """
 
-    __slots__ = ("document", "name")
+    name: str
+    document: dict[str, Any] | None
 
     def __new__(cls, why: str, name: str, document: dict[str, Any] | None) -> Missing:
         """The same as text."""

@@ -82,7 +82,7 @@ def _model(document: CallDocument, found: Found) -> None:
         )
         if wrapper is not None:
             why = f"{wrapper.subclass}, a module of the script's own"
-        elif lightning is None and not found.loads and _may_be_imported(root):
+        elif lightning is None and not found.loads and _may_be_imported(root, found):
             is_made = isinstance(root, Call)
             what = f"a module of another file ({why})" if is_made else "it is made elsewhere"
             typed = typed_for(root, found.source)
@@ -90,11 +90,11 @@ def _model(document: CallDocument, found: Found) -> None:
         document.miss(line, "model", f"cannot be told without running ({why}); MODEL says it")
 
 
-def _may_be_imported(root: object) -> bool:
+def _may_be_imported(root: object, found: Found) -> bool:
     """Whether what makes a model may be a class or a function that memest can be given."""
     if isinstance(root, Call):
         return root.library not in _OF_HUB and root.name not in ("from_pretrained", "from_config")
-    return isinstance(root, Unknown) and root.why.endswith(")")
+    return found.trainer is None and (root is None or isinstance(root, Unknown))
 
 
 def _other_models(document: CallDocument, found: Found) -> None:
