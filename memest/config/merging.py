@@ -340,6 +340,12 @@ def _merge_generation(values: dict[str, Any], base: Setup | None) -> None:
         raise ConfigError("--generate and --generation-max-length exclude each other: drop one.")
     if longest is not None and not predicts:
         raise ConfigError("--generation-max-length belongs to --predict-with-generate: add it.")
+    if predicts and values.get("eval_samples") is not None:
+        raise ConfigError(
+            f"--eval-samples {values['eval_samples']} is of logits that an evaluation keeps, and "
+            "with --predict-with-generate it keeps the tokens that it generates, 8 bytes each: "
+            "drop --eval-samples."
+        )
     if predicts:
         values.setdefault("eval_batch", _EVAL_BATCH)
     if number is not None or longest is not None:

@@ -203,6 +203,9 @@ def _beside(
         rest, source=source, framework="transformers", origins=origins, level=Level.COMMAND
     )
     named = {value.option for value in reading.values if value.level is not Level.DEFAULT}
+    trains_another = any(each.why.endswith("; MODEL says it") for each in reading.not_modelled)
+    if trains_another:
+        keys.pass_over(MODELS, "the script trains another model than what it loads by it")
     for key in rest:
         option = option_called(key)
         if option is not None and option.name in named:

@@ -90,7 +90,7 @@ def fitted(
         return unchanged
     origin = f"the model's positions ({guess.origin}: {guess.value})"
     fitting = replace(guess, value=limit, origin=origin)
-    values = tuple(fitting if each is guess else each for each in values)
+    values = tuple(fitting if each.option == "seq_len" else each for each in values)
     return values, not_modelled, replace(setup, seq_len=limit)
 
 

@@ -60,11 +60,8 @@ def _besides(found: Found) -> Iterator[tuple[Call, str, str]]:
         elif (beside := _moved_beside(call, found)) is not None:
             is_copy = beside.path == "copy.deepcopy"
             what = "copies of the weights" if is_copy else "a further model in memory"
-            yield (
-                beside,
-                beside.name if is_copy else beside.kind or beside.path,
-                f"{what}, on the GPU: priced without",
-            )
+            name = beside.kind if beside.kind[:1].isupper() else beside.path
+            yield beside, name, f"{what}, on the GPU: priced without"
         elif _is_further_module(call, found):
             yield call, call.path, "a module of the script's own beside the model: priced without"
 

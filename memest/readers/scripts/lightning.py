@@ -16,9 +16,10 @@ from memest.readers.scripts.calling import root_of
 from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.expressions import as_text
 from memest.readers.scripts.found import Found
+from memest.readers.scripts.own_module import typed_for
 from memest.readers.scripts.things import Call, Unknown, Value
 from memest.readers.scripts.vision import is_vision_load
-from memest.readers.values import Either
+from memest.readers.values import FACTORY_SAYS_IT, Either
 
 __all__ = ["MODULE_METHODS", "Extra", "LightningRun", "lightning_of", "put_gpus", "put_precision"]
 
@@ -148,7 +149,9 @@ class LightningRun:
         module, name = self.module, self.module.subclass
         node = self._class()
         if node is None or not self.model:
-            yield Extra(module.line, name, f"a module of the script's own ({name}) is not read")
+            typed = typed_for(module, self.found.source)
+            why = f"a module of the script's own ({name}) is not read; {typed}{FACTORY_SAYS_IT}"
+            yield Extra(module.line, name, why)
             return
         for statement in node.body:
             if isinstance(statement, ast.FunctionDef) and not statement.decorator_list:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,9 @@ from memest.readers.scripts.things import Call, is_unknown
 __all__ = ["typed_for"]
 
 _UNTOLD = "package.module:name"
+_TOKENS = re.compile(r"(?i)(\w+_)?(ids|idx|tokens?|targets|input_id)")
+_NUMBERS = re.compile(r"(?i)t|y|timesteps?|time_steps?|labels?|target|classes")
+"""Names of arguments that are whole numbers nearly always; who types them looks at them."""
 _PLAIN = (bool, int, float, str)
 _MOST_FILES = 4
 """Files that are gone through for a name that one hands on from another."""
@@ -24,12 +28,13 @@ _MOST_FILES = 4
 _Definition = ast.ClassDef | ast.FunctionDef
 
 
-def typed_for(made: Any, source: Source) -> str:
+def typed_for(made: Any, source: Source, tensors: int = 0) -> str:
     """What stands in the place of MODEL: ``models.unet:UNet --input 'x:float32[B,...]'``.
 
     Args:
         made: the call that makes the module; of anything else nothing is known.
         source: the script.
+        tensors: that the script calls it with, where that is known.
     """
     if not isinstance(made, Call):
         return _UNTOLD
@@ -37,16 +42,19 @@ def typed_for(made: Any, source: Source) -> str:
     if made.subclass:
         found = _defined(source.body, made.subclass)
         place = name_of_module(folder, source.name)
-        return _UNTOLD if found is None else _words(f"{place}:{made.subclass}", found, made)
+        return (
+            _UNTOLD if found is None else _words(f"{place}:{made.subclass}", found, made, tensors)
+        )
     module, _, name = made.path.rpartition(".")
-    if not module or not name.isidentifier():
+    is_method = module.rpartition(".")[2][:1].isupper()  # a class's from_pretrained
+    if not module or is_method or not name.isidentifier():
         return _UNTOLD
     for start in dict.fromkeys((folder, Path())):
         path, found = _definition(start, module, name)
         if path is not None:
             inside = path.parent if path.name == "__init__.py" else path
             place = name_of_module(inside.parent, inside.name)
-            return _words(f"{place}:{name}", found, made)
+            return _words(f"{place}:{name}", found, made, tensors)
     return f"{module}:{name}"
 
 
@@ -93,16 +101,23 @@ def _defined(body: Sequence[ast.stmt], name: str) -> _Definition | None:
     return None
 
 
-def _words(place: str, found: _Definition | None, made: Call) -> str:
+def _words(place: str, found: _Definition | None, made: Call, tensors: int) -> str:
     if found is None:
         return place
     methods = {each.name: each for each in found.body if isinstance(each, ast.FunctionDef)}
     takes = methods.get("forward") if isinstance(found, ast.ClassDef) else None
     maker = methods.get("__init__") if isinstance(found, ast.ClassDef) else found
-    inputs = [
-        f" --input {shlex.quote(f'{name}:float32[B,...]')}" for name in _required(takes, skip=1)
-    ]
+    names = [] if takes is None else [each.arg for each in takes.args.args][1:]
+    count = max(len(_required(takes, skip=1)), tensors)
+    inputs = [f" --input {shlex.quote(_tensor(name))}" for name in names[:count]]
     return f"{place}{''.join(inputs)}{_arguments(maker, made, isinstance(found, ast.ClassDef))}"
+
+
+def _tensor(name: str) -> str:
+    """A tensor by its argument: rows of tokens, a number a sample, or what is not said."""
+    if _TOKENS.fullmatch(name):
+        return f"{name}:int64[B,S]"
+    return f"{name}:int64[B]" if _NUMBERS.fullmatch(name) else f"{name}:float32[B,...]"
 
 
 def _required(function: ast.FunctionDef | None, *, skip: int) -> list[str]:

@@ -2,7 +2,8 @@
 
 Source: ``Trainer.evaluate`` and ``evaluation_loop`` of transformers 5.23: the loss alone without
 ``compute_metrics`` or with ``prediction_loss_only``, else what the model returns and the labels; in
-place of what the model returns, what ``preprocess_logits_for_metrics`` makes of it.
+place of what the model returns, what ``preprocess_logits_for_metrics`` makes of it. With
+``predict_with_generate`` ``Seq2SeqTrainer.prediction_step`` keeps what was generated, no logits.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 
 from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.things import Call, Function, Unknown, Value
-from memest.readers.values import Saving
+from memest.readers.values import Bounded, Saving
 
 __all__ = ["put_predictions"]
 
@@ -32,6 +33,10 @@ def put_predictions(document: CallDocument, trainer: Call) -> None:
     if metrics is None or metrics.data is None or evaluates in (None, "no"):
         return
     if document.get("prediction_loss_only") is True:
+        return
+    if document.get("predict_with_generate") is True:
+        why = "tokens that are generated and labels are kept (8 bytes each): priced without"
+        document.miss(trainer.line, "compute_metrics", Bounded(why))
         return
     made = trainer.keywords.get("preprocess_logits_for_metrics")
     if made is not None and made.data is not None:

@@ -10,6 +10,7 @@ from memest.readers.scripts.changes import read_changes
 from memest.readers.scripts.document import CallDocument
 from memest.readers.scripts.found import Found
 from memest.readers.scripts.lightning import lightning_of
+from memest.readers.scripts.loop_body import is_forward
 from memest.readers.scripts.own_module import typed_for
 from memest.readers.scripts.sharding import reads_deepspeed
 from memest.readers.scripts.things import Call, Unknown
@@ -20,7 +21,7 @@ __all__ = ["read_remarks"]
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _SHARDERS = ("FullyShardedDataParallel", "FSDP", "fully_shard")
-_OF_HUB = ("transformers", "diffusers", "peft", "trl", "torch", "unsloth")
+_OF_HUB = ("transformers", "peft", "trl", "torch", "unsloth")
 _BEHIND = "behind the training, which is what is priced"
 
 
@@ -68,7 +69,9 @@ def _model(document: CallDocument, found: Found) -> None:
     elif wrapper is not None:
         what = f"a module of the script's own ({wrapper.subclass})"
         around = " around the model: what it adds is not read" if found.load else ""
-        why = f"{what}{around}; {typed_for(wrapper, found.source)}{FACTORY_SAYS_IT}"
+        why = (
+            f"{what}{around}; {typed_for(wrapper, found.source, _tensors(found))}{FACTORY_SAYS_IT}"
+        )
         document.miss(wrapper.line, wrapper.subclass, why)
     named = found.load is not None or (isinstance(found.model, str) and found.model)
     if not named:
@@ -84,24 +87,32 @@ def _model(document: CallDocument, found: Found) -> None:
             why = f"{wrapper.subclass}, a module of the script's own"
         elif why.startswith("diffusers."):
             why += ", of several models: `memest help diffusers`"
-        elif lightning is None and not found.loads and _may_be_imported(root):
+        elif lightning is None and _may_be_imported(root, found):
             is_made = isinstance(root, Call)
             what = f"a module of another file ({why})" if is_made else "it is made elsewhere"
-            typed = typed_for(root, found.source)
+            typed = typed_for(root, found.source, _tensors(found))
             document.miss(line, "module", f"{what}; {typed}{FACTORY_SAYS_IT}")
         document.miss(line, "model", f"cannot be told without running ({why}); MODEL says it")
 
 
-def _may_be_imported(root: object) -> bool:
+def _tensors(found: Found) -> int:
+    """How many the loop that trains calls the model with, by position."""
+    forwards = [call for call in found.calls if call.loops and is_forward(call, found)]
+    return max((len(call.arguments) for call in forwards), default=0)
+
+
+def _may_be_imported(root: object, found: Found) -> bool:
     """Whether what makes a model may be a class or a function that memest can be given."""
     if isinstance(root, Call):
-        return root.library not in _OF_HUB and root.name not in ("from_pretrained", "from_config")
-    return isinstance(root, Unknown) and root.why.endswith(")")
+        return root.library not in _OF_HUB
+    is_open = root is None or isinstance(root, Unknown)
+    return is_open and found.trainer is None and not found.loads
 
 
 def _other_models(document: CallDocument, found: Found) -> None:
     _reference_by_name(document, found)
     early = found.early(found.loads)
+    trains_another = isinstance(innermost(found.model), Call)
     for load in found.loads:
         if load is found.load or load.deleted:
             continue
@@ -110,7 +121,7 @@ def _other_models(document: CallDocument, found: Found) -> None:
             continue
         if load not in early:
             document.ignore(load.line, load.path, _BEHIND)
-        elif found.load is not None or len(found.loads) > 1:
+        elif found.load is not None or len(found.loads) > 1 or trains_another:
             document.miss(load.line, load.path, "a further model in memory")
     early_trainers = found.early(found.other_trainers)
     for trainer in found.other_trainers:

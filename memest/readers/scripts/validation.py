@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from memest.readers.scripts.calling import root_of
 from memest.readers.scripts.document import CallDocument
@@ -22,6 +23,10 @@ __all__ = ["read_validation"]
 _TIMES = 2
 """Samples without gradients that take no more than one with them."""
 _EVALUATES = re.compile(r"_*(evaluat|eval_|eval$|valid|run_(eval|valid)|test)")
+_GATHERS = ("gather", "gather_for_metrics", "reduce")
+_SAME_NUMBERS = (*_GATHERS, "repeat", "detach", "cpu", "float", "mean", "unsqueeze", "view", "item")
+_LOSSES = re.compile(r"(?i)(^|[._])loss(es)?(\b|_)[^,]*$")
+"""Ends of expressions that are losses: ``outputs.loss``, ``val_loss.detach()``."""
 _KEPT = ("append", "extend", "cat", "concat", "stack")
 
 
@@ -50,6 +55,8 @@ def read_validation(document: CallDocument, found: Found, loaders: Iterable[Call
             document.ignore(by_loader[id(loader)].line, "evaluation", why)
     document.miss_each(_besides(found, forwards))
     for call in found.named("gather_for_metrics"):
+        if call.arguments and _is_loss(call.arguments[0].data):
+            continue
         document.miss(call.line, call.name, "what an evaluation gathers from all GPUs and keeps")
         return
 
@@ -79,10 +86,19 @@ def _besides(found: Found, forwards: Sequence[Call]) -> Iterator[tuple[int, str,
             yield call.line, "evaluation", why
     for call in found.calls:
         inside = any(call.loops[: len(each)] == each for each in loops)
-        if inside and call.name in _KEPT and keeps_tensors(call):
+        kept = [value.data for value in call.arguments]
+        if inside and call.name in _KEPT and keeps_tensors(call) and not all(map(_is_loss, kept)):
             yield call.line, PREDICTIONS, "of all batches of an evaluation are kept: priced without"
         elif _is_elsewhere(call, found):
             yield call.line, call.path, "an evaluation that is not read: priced without"
+
+
+def _is_loss(data: Any) -> bool:
+    """Whether it is a loss, a few numbers a batch, gathered or repeated as it may be."""
+    while isinstance(data, Call) and data.name in _SAME_NUMBERS:
+        gathers = data.name in _GATHERS and bool(data.arguments)
+        data = data.arguments[0].data if gathers else data.receiver
+    return isinstance(data, Unknown) and bool(_LOSSES.search(data.why))
 
 
 def _is_elsewhere(call: Call, found: Found) -> bool:

@@ -59,3 +59,31 @@ def test_what_is_none_is_not(write, made):
 
 def test_a_model_behind_the_training_is_not(write):
     assert not said(write, after="vae = AutoencoderKL.from_pretrained('vae').to('cuda')")
+
+
+DIFFUSION = """
+import torch
+from diffusers import UNet2DConditionModel
+from transformers import CLIPTextModel
+encoder = CLIPTextModel.from_pretrained(args.pretrained_model_name_or_path)
+unet = UNet2DConditionModel.from_pretrained(args.pretrained_model_name_or_path)
+loader = torch.utils.data.DataLoader(rows, batch_size=2)
+optimizer = torch.optim.AdamW(unet.parameters())
+for batch in loader:
+    unet(batch).sample.mean().backward()
+    optimizer.step()
+"""
+
+
+def test_what_a_model_of_another_library_trains_beside_is_none_of_its_own(write):
+    """Neither is the name that both are loaded by taken for a model that is priced."""
+    parsed = (
+        "import argparse\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--pretrained_model_name_or_path')\nargs = parser.parse_args()\n"
+    )
+    write("train.py", parsed + DIFFUSION)
+    command = "python train.py --pretrained_model_name_or_path some/diffusion"
+    run = memest.read_config(command=command)
+    assert run.model is None
+    assert any("CLIPTextModel.from_pretrained: a further" in each for each in run.setup.unpriced)
+    assert run.model_words == "package.module:name"

@@ -107,3 +107,5 @@ def test_a_model_of_text_has_no_images():
     run = memest.read_config(command=command.split()).fitted()
     assert run.setup.image_size is None
     assert "images" not in " ".join(map(str, run.not_modelled))
+    # and its length is brought down to the model's positions, in the options as in the setup
+    assert run.setup.seq_len == run.options["seq_len"] == 1024

@@ -180,6 +180,20 @@ def test_what_is_to_be_typed_for_an_imported_module(write, imported, made, typed
     assert str(caught.value).endswith(f"memest estimate {typed} --config train.py")
 
 
+def test_tensors_are_those_that_the_loop_gives_by_names_that_are_whole_numbers(write):
+    """Tokens are rows of --seq-len, times and classes a number a sample."""
+    text = UNET.replace("image, time, mask=None", "input_ids, image, t, y=None, mask=None")
+    write("net.py", text)
+    imported = TRAINS.format(imported="from net import UNet", made="UNet(3)")
+    write("train.py", imported.replace("model(images)", "model(a, b, c, d)"))
+    with pytest.raises(ConfigError) as caught:
+        read_question(["train.py"], {})
+    assert (
+        "--input 'input_ids:int64[B,S]' --input 'image:float32[B,...]' --input 't:int64[B]' "
+        "--input 'y:int64[B]' --model-arg channels=3 --config"
+    ) in str(caught.value)
+
+
 def test_a_loss_beside_a_module_is_asked_for(write):
     """And is settled by whoever names it."""
     write("mynet.py", SCRIPT)

@@ -2,6 +2,8 @@
 
 import pytest
 
+import memest
+
 EVALUATES = {"before": "from datasets import load_dataset\nraw = load_dataset('imdb')['test']",
              "arguments": "eval_strategy='epoch'"}  # fmt: skip
 
@@ -80,3 +82,17 @@ def test_whole_predictions_are_the_most_that_is_kept_of_them(script, made, kept)
         each.partition(" preprocess_logits_for_metrics: ")[2] for each in told.setup.overpriced
     ] == [words]
     assert told.options["overpriced"] == told.setup.overpriced
+
+
+def test_what_is_generated_is_kept_in_place_of_logits(script):
+    """Tokens of 8 bytes, which leave the verdict as it is; rows of logits are not asked for."""
+    run = script(
+        before="from datasets import load_dataset\nraw = load_dataset('imdb')['test']",
+        arguments="eval_strategy='epoch', predict_with_generate=True",
+        trainer=", eval_dataset=raw.select(range(300)), compute_metrics=print",
+    )
+    assert run.setup.eval_samples is None
+    assert not run.setup.unpriced
+    assert any("tokens that are generated" in each.why for each in run.not_modelled)
+    with pytest.raises(memest.ConfigError, match="drop --eval-samples"):
+        memest.estimate("gpt2", predict_with_generate=True, eval_samples=300)

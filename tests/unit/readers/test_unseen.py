@@ -58,7 +58,7 @@ FILES = {
     "trainer_cls.py": (
         {"num_labels": 28, "optim": "adafactor"}, [], ["frozen"]),
     "unsloth.ipynb": ({"seq_len": 2048}, ["dynamic 4-bit"], ["checkpoints move to the host"]),
-    "whisper.ipynb": ({"generation_max_length": 225}, ["predictions"], ["freeze_encoder"]),
+    "whisper.ipynb": ({"generation_max_length": 225}, ["length of labels"], ["freeze_encoder"]),
     "dpo.sh": (
         {"num_gpus": 4, "use_dora": True, "method": "dpo", "precompute_ref_log_probs": True},
         [], ["activations move"]),

@@ -52,6 +52,7 @@ def test_one_that_takes_no_more_than_a_step_leaves_the_verdict(write):
         ({"size": "len(others)"}, "as many as cannot be told"),
         ({"decorator": ""}, "nothing switches gradients off"),
         ({"body": "kept.append(outputs.logits)"}, "predictions: of all batches"),
+        ({"body": "kept.append(accelerator.gather_for_metrics(outputs.logits))"}, "predictions:"),
         ({"body": "kept = torch.cat((kept, outputs.logits))"}, "predictions: of all batches"),
         ({"call": "evaluate(model, make(others))"}, "whose batches cannot be told"),
         ({"call": "evaluate_all(model, validation)"}, "evaluation.evaluate_all: an evaluation"),
@@ -65,6 +66,8 @@ def test_what_takes_more_is_named(write, parts, words):
     "parts",
     [
         {"body": "kept.append(outputs.loss.item())"},
+        {"body": "kept.append(outputs.loss.detach())"},
+        {"body": "kept.append(accelerator.gather_for_metrics(outputs.loss.repeat(16)))"},
         # two numbers a sample are no memory
         {"body": "kept.append(outputs.logits)", "head": "AutoModelForSequenceClassification",
          "model": "bert-base-uncased"},
