@@ -58,6 +58,11 @@ def model(tmp_path_factory):
         ("estimate MODEL --quantization nf4", 2, ["write --load-in-4bit."]),
         ("sweep MODEL --over batch=1-8", 2, ["write 1:8, or 1:8:x2"]),
         ("compare MODEL --vs", 2, ["--vs needs a value."]),
+        (
+            "estimate MODEL --batch 8 --batch-size 4",
+            2,
+            ["--batch-size 4 are the same option: drop"],
+        ),
         ("version", 2, ["Did you mean --version?"]),
         ("gpt2 --batch 8", 2, ["is named after a command: memest estimate gpt2."]),
         ("estimate MODEL --save-steps 5", 2, ["What a save takes, --with save says"]),
