@@ -350,7 +350,7 @@ def run_fits(
     # the worst first, whose exit code it is
     worst_first = sorted(limits, key=lambda limit: -limit.verdict.rank)
     sentences = [limit.sentence for limit in worst_first]
-    if life is not None and life.budget_bytes is None:
+    if life is not None and life.budget_bytes is None and life.is_wanted:
         sentences.append(life.sentence)
     write_out("".join(f"{sentence}\n" for sentence in sentences))
     if not output.quiet:

@@ -158,13 +158,15 @@ def normalise(argv: Sequence[str]) -> list[str]:
         Arguments for Typer. Everything after ``--`` is left alone.
 
     Raises:
-        ConfigError: an option's value is missing, or a switch has one.
+        ConfigError: an option's value is missing, or a switch has one; one option has two values,
+            by two of its names.
 
     Example:
         >>> normalise(["--bf16", "True", "--per_device_train_batch_size=4", "--checkpointing"])
         ['--bf16', '--batch=4', '--checkpointing=full']
     """
     tokens: list[str] = []
+    typed: dict[str, tuple[str, str]] = {}
     waiting = list(argv)
     has_model = False
     while waiting:
@@ -221,7 +223,14 @@ def normalise(argv: Sequence[str]) -> list[str]:
                     raise ConfigError(
                         f"{spelling} needs a value: {spelling} {option.metavar}. {option.line}"
                     )
-                tokens.append(waiting.pop(0))
+                value = waiting.pop(0)
+                tokens.append(value)
+            first, given = typed.setdefault(flag, (spelling, value))
+            # the same word again changes it, as in any command line; another one is a slip
+            if option.kind is not Kind.LIST and first != spelling and given != value:
+                raise ConfigError(
+                    f"{first} {given} and {spelling} {value} are the same option: drop one."
+                )
     return tokens
 
 

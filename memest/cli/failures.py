@@ -37,25 +37,31 @@ def _explain_usage(error: Any, typed: Sequence[str]) -> str:
     if message.startswith("No such option"):
         message = _no_such_option(flag, error.ctx, estimating=estimating)
     elif message.startswith("Got unexpected extra argument"):
-        message = _too_many(
-            message.partition("(s) (")[2].removesuffix(")").split(), estimating=estimating
-        )
+        words = message.partition("(s) (")[2].removesuffix(")").split()
+        message = _too_many(words, typed, estimating=estimating)
+    elif message.endswith("requires an argument.") and flag:
+        message = f"{flag} needs a value."
     elif message and message[-1] not in ".?!":
         message += "."
     return f"{message} `{path} --help{f' {ALL}' if estimating else ''}` has all options."
 
 
-def _too_many(words: Sequence[str], *, estimating: bool) -> str:
+def _too_many(words: Sequence[str], typed: Sequence[str], *, estimating: bool) -> str:
     """What to say of words behind all that a command takes."""
     problem = f"{words[0]} is more than the command takes."
     if not estimating:
         return problem
-    from memest.catalog.gpus import find_gpu  # reads files, which no other failure needs
+    # which read files, as no other failure does
+    from memest.catalog.gpus import find_gpu
+    from memest.catalog.models import lookup
 
     for word in words:
         with suppress(MemestError):
             find_gpu(word)
             return f"{problem} A GPU is named by --gpu {word}."
+    models = [word for word in typed[1:] if lookup(word) is not None]
+    if len(models) > 1:
+        return f"{problem} Models side by side: memest compare {' '.join(models)}."
     return f"{problem} Options begin with --, and a launch command stands behind --."
 
 

@@ -6,6 +6,7 @@ and the examples.
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
@@ -71,10 +72,11 @@ class HelpGroup(TyperGroup):
         # a shell may ask while a name is typed; what begins with a dash is an option that is none
         if not word or word in self.commands or word.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        near = closest(word, self.commands)
+        near = closest(word, self.commands if ctx.parent else (*self.commands, "--version"))
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
         if not ctx.parent:
-            hint += " A model is named after a command: memest estimate MODEL."
+            model = "MODEL" if near else shlex.quote(word)
+            hint += f" A model is named after a command: memest estimate {model}."
         raise ConfigError(
             f"there is no command {word!r}.{hint} `{ctx.command_path} --help` lists the commands."
         )

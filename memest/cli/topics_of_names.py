@@ -30,6 +30,7 @@ rtx-4090, a100-80gb, 'NVIDIA L4' | a name of the list (memest gpus), or what the
 24GB | any card with so much memory
 colab, colab l4, kaggle 2xT4 | a card of that service; colab alone is the T4 that is free
 local, local:1 | a card of this machine
+'t4 l4 a100' | three cards, as three times --gpu
 
 A card that is not in the list: --gpu-memory 24GiB, what PyTorch can have of it.
 """,

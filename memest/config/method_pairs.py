@@ -325,7 +325,7 @@ METHOD_PAIRS = (
     Pair("method", "--generate", lambda s: s.generation is not None),
     Pair(
         "method",
-        "lengths that differ from batch to batch",
+        "a mixture of lengths (--lengths, --dataset)",
         lambda s: s.batching is not None,
         "--seq-len with the longest, and --padded, price the largest batch",
     ),

@@ -227,7 +227,7 @@ _PAIRS = (
     ),
     Pair(
         "pp",
-        "--fp16, whose gradient scaler torch's schedules do not know",
+        "--fp16 (gradient scaling, of which torch's schedules know nothing)",
         lambda s: s.precision is Precision.FP16,
     ),
     Pair("tp-sequence", "--fp16", lambda s: s.precision is Precision.FP16),
@@ -298,7 +298,7 @@ _PAIRS = (
     Pair("tp-sequence", "a torch before 2.8", lambda s: (s.software.torch or (2, 8)) < (2, 8)),
     Pair(
         "cp sp tp-sequence",
-        "lengths that differ from batch to batch",
+        "a mixture of lengths (--lengths, --dataset)",
         lambda s: s.batching is not None,
     ),
     Pair("pp", "--padded", lambda s: s.padded),

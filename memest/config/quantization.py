@@ -247,7 +247,15 @@ def read_quantization(source: Any, *, option: str = "--quantization-config") -> 
     return Quantization(**arguments)
 
 
+_BITS_ALONE = dict.fromkeys(("4", "4bit", "nf4", "fp4", "int4"), 4) | dict.fromkeys(
+    ("8", "8bit", "int8"), 8
+)
+"""What people give in the place of a configuration."""
+
+
 def _mapping_of(source: Any, option: str) -> dict[str, Any]:
+    if bits := _BITS_ALONE.get(str(source).strip().lower().replace("-", "")):
+        raise ConfigError(f"{option} {source!r} is no configuration: write --load-in-{bits}bit.")
     values = read_mapping(
         source,
         option,

@@ -116,6 +116,12 @@ class RunLife(Document):
         return ("", "a process", *of_node, "files", "at the fullest moment")
 
     @property
+    def is_wanted(self) -> bool:
+        """Whether a limit is named, or more is asked about than the steps."""
+        more = any(phase.phase in ("saving", "resuming") for phase in self.phases)
+        return more or self.budget_bytes is not None
+
+    @property
     def rows(self) -> tuple[tuple[str, ...], ...]:
         """A row a phase, for people; sizes are empty where it is not priced."""
         several = self.processes > 1

@@ -183,7 +183,7 @@ def verdict_sentences(estimate: Estimate) -> list[str]:
             for fit in estimate.named_gpus[1:]
         ),
     ]
-    if estimate.life is not None:
+    if estimate.life is not None and estimate.life.is_wanted:
         sentences.append(estimate.life.sentence)
     return sentences
 

@@ -93,6 +93,11 @@ def _numbers(option: Option, text: str) -> list[Any]:
                 f"{flag}: {text!r} is not a range: write FROM:TO:STEP or FROM:TO:xFACTOR, for "
                 "example 128:512:128 or 1:64:x2."
             )
+        if re.fullmatch(r"\d+\s*-\s*\d+", text):
+            colon = re.sub(r"\s*-\s*", ":", text)
+            raise ConfigError(
+                f"{flag}: {text!r} is not a range: write {colon}, or {colon}:x2 for doubles."
+            )
         return [_number(option, text)]
     low, high = Fraction(match[1]), Fraction(match[2])
     geometric, step = match[3] == "x", Fraction(match[4] or 1)

@@ -1,5 +1,7 @@
 """The spellings of other command lines."""
 
+from contextlib import nullcontext
+
 import pytest
 
 from memest.cli.argv import closest_flags, normalise
@@ -90,3 +92,23 @@ def test_normalise_is_idempotent():
 def test_closest_flags():
     assert closest_flags("--bach")[0] == "--batch"
     assert closest_flags("--per_device_train_batchsize")[0] == "--per-device-train-batch-size"
+
+
+@pytest.mark.parametrize(
+    ("words", "clash"),
+    [
+        (["--batch", "8", "--per_device_train_batch_size=4"], True),
+        (["--batch=8", "--batch-size", "8"], False),  # says the same
+        (["--batch", "8", "--batch", "4"], False),  # changed at the end of a line
+        (["--gpu", "t4", "--gpu", "l4"], False),
+    ],
+    ids=str,
+)
+def test_one_option_by_two_names_has_one_value(words, clash):
+    said = (
+        pytest.raises(ConfigError, match="are the same option: drop one")
+        if clash
+        else nullcontext()
+    )
+    with said:
+        normalise(["estimate", "gpt2", *words])

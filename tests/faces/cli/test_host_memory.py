@@ -38,6 +38,11 @@ def test_what_is_asked_of_a_run_is_answered_without_a_limit(capsys):
     assert "GPU: saving takes " in err
 
 
+def test_an_evaluation_asks_nothing_of_the_host(capsys):
+    assert run(["fits", MODEL, "--batch", "1", "--with", "eval", "--gpu", "t4", "--quiet"]) == 0
+    assert capsys.readouterr().out.count("\n") == 1
+
+
 def test_without_a_gpu_the_host_decides(capsys):
     assert fits("--host-memory", "1GiB") == 3
     assert capsys.readouterr().out.startswith("Host: tight")
