@@ -2,7 +2,8 @@
 
 Source: ``torch/distributed/fsdp/_fully_shard`` of torch 2.13: ``_fsdp_state.py`` (hooks of modules,
 the final callback), ``_fsdp_param_group.py`` (unshard, wait, reshard, post-backward, prefetch),
-``_fsdp_collectives.py`` (buffers), ``_fsdp_param.py`` (shards). Names here are those there.
+``_fsdp_collectives.py`` (buffers), ``_fsdp_param.py`` (shards). Names here are those there; what
+2.15 does otherwise was read in the same files.
 
 What is freed later than its last use is freed where the library lets go of its reference: the
 gathered buffer of a forward with the next gather, the input of a reduce-scatter with the
@@ -26,6 +27,9 @@ __all__ = ["Fsdp2", "StageFsdp2"]
 
 _COPY_IN_STREAM = 1
 _REDUCE_SCATTER_STREAM = 2
+_LETS_GO = (2, 15)
+"""First torch that lets go of what was copied out before the next copies, of the last gradient with
+the others, and of what was gathered for nothing behind the last unit's backward."""
 _HANDED_OUT = "fsdp: whole weight for the engine"
 _MERGED = "peft: change by adapters"
 _OF_ADAPTERS = re.compile(r"\.lora_|\.original_module\.")
@@ -40,6 +44,7 @@ class Fsdp2(FsdpRank):
         tensor_ranks: that share layers by tensor parallelism; ``weights`` are what one of them has.
         reduce_dtype: of gradients while they are reduced; empty for the dtype that computes.
         gather_stream: where buffers of gathers are made.
+        torch: (major, minor) of the release whose code runs.
         writer: who writes the completions that a step learns from; None where nobody does.
         is_last_backward: backwards give parameters back, and end what is under way
             (``set_is_last_backward``, ``set_reshard_after_backward``).
@@ -48,6 +53,7 @@ class Fsdp2(FsdpRank):
     tensor_ranks: int = 1
     reduce_dtype: str = ""
     gather_stream: int = _COPY_IN_STREAM
+    torch: tuple[int, int] = (2, 13)
     writer: Engine | None = None
     is_last_backward: bool = True
     _copied_buffer: int | None = None
@@ -349,17 +355,20 @@ class Fsdp2(FsdpRank):
         """``wait_for_unshard``: every parameter is copied out of the buffer."""
         if unit.full or not unit.plan.weights:
             return
+        drops = unit.state is State.FORWARD
+        if self._ranks(unit) > 1 and unit.gather_buffer is None:
+            return
+        if drops and self.torch >= _LETS_GO:
+            self._drop_copied_buffer()
         if self._ranks(unit) == 1:
             self._copy_alone(unit)
-            if unit.state is State.FORWARD:
+            if drops:
                 self._drop_copied_buffer()
-            return
-        if unit.gather_buffer is None:
             return
         for weight in unit.plan.weights:
             self._alloc_full(unit, weight)
-        if unit.state is State.FORWARD:
-            # the one before is let go of at once, but for a local name that lives until the return
+        if drops:
+            # until 2.14 a local name keeps the one before until the return
             self._drop_copied_buffer()
             self._copied_buffer = unit.gather_buffer
         else:
@@ -436,8 +445,8 @@ class Fsdp2(FsdpRank):
         shard = sum(map(self._reduced_bytes, gradients))
         ranks = self._ranks(unit)
         source = self.alloc_buffer(ranks * shard, "fsdp: reduce-scatter input", DEFAULT_STREAM)
-        # a loop variable of foreach_reduce keeps the last one until it returns
-        last = gradients[-1:] if ranks > 1 else []
+        # until 2.14 a loop variable of foreach_reduce keeps the last one until it returns
+        last = gradients[-1:] if ranks > 1 and self.torch < _LETS_GO else []
         # list.clear() begins at the end
         for weight in reversed(gradients[: len(gradients) - len(last)]):
             self._let_go(weight)
@@ -492,9 +501,11 @@ class Fsdp2(FsdpRank):
                 self._post_backward(unit)
             unit.state = State.IDLE
             self._forget_input(unit)
-            if self.is_last_backward:
+            if self.is_last_backward and self.torch < _LETS_GO:
                 self._finalize(unit)
         if self.is_last_backward:
+            for unit in self.in_module_order() if self.torch >= _LETS_GO else ():
+                self._finalize(unit)
             self._order.clear()
             while self._reduce_inputs:
                 self.to.free(self._reduce_inputs.pop(0))

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from memest.config.installed import installed_version
 from memest.config.kinds import LogProbs, Method
 from memest.config.parallelism import Fsdp, Prefetch, Strategy
 from memest.config.quantization import Format
@@ -202,6 +203,7 @@ def _fsdp(common: dict[str, Any], setup: Setup, landmarks: Landmarks) -> Fsdp1 |
             **common,
             tensor_ranks=distributed.tp,
             reduce_dtype=reduce_dtype,
+            torch=_torch_of(setup),
             writer=writer,
         )
     if _skips_sync(setup) and setup.grad_accum > 1:
@@ -231,7 +233,13 @@ def _fsdp2_reference(common: dict[str, Any], trained: Fsdp2, setup: Setup) -> Fs
         offloads=trained.offloads,
         skips_sync=trained.skips_sync,
         gather_stream=REFERENCE_STREAM,
+        torch=trained.torch,
     )
+
+
+def _torch_of(setup: Setup) -> tuple[int, int]:
+    """The release that trains; without one, that of the other sources here."""
+    return setup.software.torch or installed_version("torch") or (2, 13)
 
 
 def _zero(
@@ -377,6 +385,7 @@ def _stage(to: Rewriter, setup: Setup, stage: StageFacts) -> StageDdp | StageFsd
         ranks=distributed.shard_ranks,
         skips_sync=True,
         tensor_ranks=distributed.tp,
+        torch=_torch_of(setup),
     )
 
 
