@@ -58,14 +58,15 @@ behind an emptied cache in the middle of a bucket, its last. The rows say nothin
 of 210."""
 EMPTIED = (3, 5)
 """Steps of these, from 1, in front of which the cache is given back."""
-AROUND = (-3, 0, 3)
-"""Tokens beside the length read off: it is not known to the token."""
+_STEP = 3
+AROUND = (-_STEP, 0, _STEP)
+"""Tokens beside the length read off, which is not known to the token."""
 NEW_TOKENS, PROMPT, EVAL_BATCH = 300, 500, 50
 """What an evaluation generates, after prompts that leave room for it in ``max_length`` 800."""
 GOAL = 20 * MIB
 _MIDDLE = AROUND.index(0)
-_NEAR = 8
-"""Tokens around the length: reserved memory grows by steps, and falls where a block fits better."""
+_NEAR = 3
+"""Steps around the length: reserved memory grows by jumps, and falls where a block fits better."""
 _UNPRICED = {"lora-fa": "the optimizer lora-fa is not modelled"}
 
 
@@ -160,11 +161,12 @@ def reference_length(row: dict[str, Any]) -> int:
     """The length whose prediction is nearest to what a row measured, near where it gets there."""
     predictor = Predictor(row)
     measured = row["max_reserved_bytes"]
-    low, high = CAP // 2, CAP
+    low, high = CAP // 2 // _STEP, CAP // _STEP
     while low < high:
         middle = (low + high) // 2
-        low, high = (middle + 1, high) if predictor.reserved(middle) < measured else (low, middle)
-    near = range(low - _NEAR, min(low + _NEAR, CAP) + 1)
+        is_short = predictor.reserved(middle * _STEP) < measured
+        low, high = (middle + 1, high) if is_short else (low, middle)
+    near = (n * _STEP for n in range(low - _NEAR, low + _NEAR + 1) if n * _STEP <= CAP)
     return min(near, key=lambda n: abs(predictor.reserved(n) - measured))
 
 
