@@ -1,6 +1,6 @@
 """Predict PEFT's own comparison of its methods, and write its table into ``docs/accuracy.md``.
 
-    python tools/adapters_published.py             all rows, about 15 minutes
+    python tools/adapters_published.py             all rows, about 40 minutes
     python tools/adapters_published.py --new       those that are not kept yet
     python tools/adapters_published.py --page      none, the table anew from what was kept
 
