@@ -90,13 +90,13 @@ def setup_of(row: dict[str, Any], seq_len: int, **more: Any) -> Any:
     )  # fmt: skip
 
 
-def empties(stream: Stream, emptied: Collection[int] = ()) -> tuple[int, ...]:
+def empties(stream: Stream, emptied: Collection[int] | None = None) -> tuple[int, ...]:
     """Events in front of which the cache is given back: these steps, or all but the first."""
     steps: dict[int, int] = {}
     for place, mark in zip(stream.mark_positions, stream.marks, strict=True):
         if mark.phase is not Phase.LOAD and mark.step > 1:
             steps.setdefault(mark.step, place)
-    return tuple(sorted(place for n, place in steps.items() if not emptied or n in emptied))
+    return tuple(sorted(place for n, place in steps.items() if emptied is None or n in emptied))
 
 
 class Predictor:
@@ -124,9 +124,9 @@ class Predictor:
     def settled(self, seq_len: int) -> int:
         """Allocated bytes behind a step."""
         stream = self.run(seq_len).short_stream
-        curve = _replay(stream, curve=True).allocated_curve
+        curve = _replay(stream, curve=True, emptied=()).allocated_curve
         assert curve is not None
-        return curve[empties(stream, (STEPS_NEEDED,))[0] - 1]
+        return int(curve[empties(stream, (STEPS_NEEDED,))[0] - 1])
 
     def evaluation(self) -> int:
         """Greatest allocated bytes of a generation behind the last step.
@@ -150,7 +150,7 @@ class Predictor:
         return self._profiler.facts(self.run(CAP)).trainable_parameters
 
 
-def _replay(stream: Stream, *, curve: bool = False, emptied: Collection[int] = ()) -> Any:
+def _replay(stream: Stream, *, curve: bool = False, emptied: Collection[int] | None = None) -> Any:
     return replay(
         stream.events, stream.sizes, curve=curve, streams=stream.on_streams,
         empty_cache_at=empties(stream, emptied),
