@@ -1,6 +1,6 @@
 """Predict PEFT's own comparison of its methods, and write its table into ``docs/accuracy.md``.
 
-    python tools/adapters_published.py             all rows, about 15 minutes
+    python tools/adapters_published.py             all rows, about 40 minutes
     python tools/adapters_published.py --new       those that are not kept yet
     python tools/adapters_published.py --page      none, the table anew from what was kept
 
@@ -58,14 +58,15 @@ behind an emptied cache in the middle of a bucket, its last. The rows say nothin
 of 210."""
 EMPTIED = (3, 5)
 """Steps of these, from 1, in front of which the cache is given back."""
-AROUND = (-3, 0, 3)
-"""Tokens beside the length read off: it is not known to the token."""
+_STEP = 3
+AROUND = (-_STEP, 0, _STEP)
+"""Tokens beside the length read off, which is not known to the token."""
 NEW_TOKENS, PROMPT, EVAL_BATCH = 300, 500, 50
 """What an evaluation generates, after prompts that leave room for it in ``max_length`` 800."""
 GOAL = 20 * MIB
 _MIDDLE = AROUND.index(0)
-_NEAR = 8
-"""Tokens around the length: reserved memory grows by steps, and falls where a block fits better."""
+_NEAR = 3
+"""Steps around the length: reserved memory grows by jumps, and falls where a block fits better."""
 _UNPRICED = {"lora-fa": "the optimizer lora-fa is not modelled"}
 
 
@@ -89,13 +90,13 @@ def setup_of(row: dict[str, Any], seq_len: int, **more: Any) -> Any:
     )  # fmt: skip
 
 
-def empties(stream: Stream, emptied: Collection[int] = ()) -> tuple[int, ...]:
+def empties(stream: Stream, emptied: Collection[int] | None = None) -> tuple[int, ...]:
     """Events in front of which the cache is given back: these steps, or all but the first."""
     steps: dict[int, int] = {}
     for place, mark in zip(stream.mark_positions, stream.marks, strict=True):
         if mark.phase is not Phase.LOAD and mark.step > 1:
             steps.setdefault(mark.step, place)
-    return tuple(sorted(place for n, place in steps.items() if not emptied or n in emptied))
+    return tuple(sorted(place for n, place in steps.items() if emptied is None or n in emptied))
 
 
 class Predictor:
@@ -123,9 +124,9 @@ class Predictor:
     def settled(self, seq_len: int) -> int:
         """Allocated bytes behind a step."""
         stream = self.run(seq_len).short_stream
-        curve = _replay(stream, curve=True).allocated_curve
+        curve = _replay(stream, curve=True, emptied=()).allocated_curve
         assert curve is not None
-        return curve[empties(stream, (STEPS_NEEDED,))[0] - 1]
+        return int(curve[empties(stream, (STEPS_NEEDED,))[0] - 1])
 
     def evaluation(self) -> int:
         """Greatest allocated bytes of a generation behind the last step.
@@ -149,7 +150,7 @@ class Predictor:
         return self._profiler.facts(self.run(CAP)).trainable_parameters
 
 
-def _replay(stream: Stream, *, curve: bool = False, emptied: Collection[int] = ()) -> Any:
+def _replay(stream: Stream, *, curve: bool = False, emptied: Collection[int] | None = None) -> Any:
     return replay(
         stream.events, stream.sizes, curve=curve, streams=stream.on_streams,
         empty_cache_at=empties(stream, emptied),
@@ -160,11 +161,12 @@ def reference_length(row: dict[str, Any]) -> int:
     """The length whose prediction is nearest to what a row measured, near where it gets there."""
     predictor = Predictor(row)
     measured = row["max_reserved_bytes"]
-    low, high = CAP // 2, CAP
+    low, high = CAP // 2 // _STEP, CAP // _STEP
     while low < high:
         middle = (low + high) // 2
-        low, high = (middle + 1, high) if predictor.reserved(middle) < measured else (low, middle)
-    near = range(low - _NEAR, min(low + _NEAR, CAP) + 1)
+        is_short = predictor.reserved(middle * _STEP) < measured
+        low, high = (middle + 1, high) if is_short else (low, middle)
+    near = (n * _STEP for n in range(low - _NEAR, low + _NEAR + 1) if n * _STEP <= CAP)
     return min(near, key=lambda n: abs(predictor.reserved(n) - measured))
 
 
