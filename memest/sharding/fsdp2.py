@@ -355,24 +355,26 @@ class Fsdp2(FsdpRank):
         """``wait_for_unshard``: every parameter is copied out of the buffer."""
         if unit.full or not unit.plan.weights:
             return
-        drops = unit.state is State.FORWARD
-        if self._ranks(unit) > 1 and unit.gather_buffer is None:
+        drops, buffer = unit.state is State.FORWARD, unit.gather_buffer
+        alone = self._ranks(unit) == 1
+        if buffer is None and not alone:
             return
         if drops and self.torch >= _LETS_GO:
             self._drop_copied_buffer()
-        if self._ranks(unit) == 1:
+        if alone:
             self._copy_alone(unit)
             if drops:
                 self._drop_copied_buffer()
             return
+        assert buffer is not None
         for weight in unit.plan.weights:
             self._alloc_full(unit, weight)
         if drops:
             # until 2.14 a local name keeps the one before until the return
             self._drop_copied_buffer()
-            self._copied_buffer = unit.gather_buffer
+            self._copied_buffer = buffer
         else:
-            self.to.free(unit.gather_buffer)
+            self.to.free(buffer)
         unit.gather_buffer = None
 
     def _copy_alone(self, unit: FsdpUnit) -> None:
