@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -237,7 +236,6 @@ def method_of(name: Any, option: str) -> str:
     raise not_legal(label, text, methods(), state="is not modelled")
 
 
-@cache
 def methods() -> tuple[str, ...]:
     """What can be priced: :data:`METHODS`, and what the installed peft has besides."""
     found = peft_methods()

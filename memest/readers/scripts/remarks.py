@@ -85,13 +85,13 @@ def _model(document: CallDocument, found: Found) -> None:
         )
         if wrapper is not None:
             why = f"{wrapper.subclass}, a module of the script's own"
-        elif why.startswith("diffusers."):
-            why += ", of several models: `memest help diffusers`"
         elif lightning is None and _may_be_imported(root, found):
             is_made = isinstance(root, Call)
             what = f"a module of another file ({why})" if is_made else "it is made elsewhere"
             typed = typed_for(root, found.source, _tensors(found))
             document.miss(line, "module", f"{what}; {typed}{FACTORY_SAYS_IT}")
+        if why.startswith("diffusers."):
+            why += ", of several models: `memest help diffusers`"
         document.miss(line, "model", f"cannot be told without running ({why}); MODEL says it")
 
 

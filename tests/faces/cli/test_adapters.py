@@ -9,6 +9,7 @@ import pytest
 
 import memest
 from memest.config.adapter import METHODS, Adapter, methods
+from memest.config.library_sources import peft_methods
 from memest.config.options import setup_from_options
 from memest.config.quantization import Format, Quantization
 from memest.config.setup import Setup
@@ -129,11 +130,11 @@ def test_methods_are_those_of_the_registry_of_peft_but_what_is_refused():
 
 
 def test_without_peft_methods_are_those_that_have_a_name_here(monkeypatch):
-    methods.cache_clear()
     monkeypatch.setitem(sys.modules, "peft", None)
+    peft_methods.cache_clear()
 
     assert methods() == tuple(METHODS)
-    methods.cache_clear()
+    peft_methods.cache_clear()
 
 
 @pytest.mark.parametrize(
