@@ -104,6 +104,7 @@ def landmarks_of(model: torch.nn.Module) -> Landmarks:
         norm=names.get(id(norms[-1])) if norms else None,
         shared_paths=_shared_paths(model),
         units=getattr(model, OWN_UNITS, ()),
+        ties=bool(getattr(getattr(model, "config", None), "tie_word_embeddings", False)),
     )
 
 
