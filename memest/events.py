@@ -329,7 +329,7 @@ class Landmarks:
         shared_paths: other paths of parameters that have several, each with the first one.
         units: what the library itself shards when it loads the model: paths of the modules of a
             unit, whether it gives parameters back after its forward, whether it is of experts.
-        ties: the configuration ties the ends, whether there is a head or not.
+        ties: the configuration ties embeddings to a head that is not there.
     """
 
     kinds: Mapping[str, str] = field(default_factory=dict)
