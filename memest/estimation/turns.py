@@ -28,7 +28,6 @@ from memest.profiles.stream import Stream
 from memest.profiles.transient import with_resident
 from memest.replay.conf import parse_alloc_conf
 from memest.units import format_size
-from memest.workspaces.operator_call import GpuTraits
 
 __all__ = ["TurnsRun", "critic_setup", "with_critic"]
 
@@ -166,11 +165,12 @@ def with_critic(
     sizes = [format_size(reserved) for reserved, _ in peaks]
     note = (
         f"critic: {name} with a value of each token ({critic.card.class_name}, "
-        f"{critic.counts[0]:,} parameters) trains in turn with the actor, in "
-        f"{critic.setup.grad_accum} x {critic.setup.batch} completions: {sizes[1]} in its turn beside "
-        f"{format_size(sum(both.beside_critic))} that the actor keeps, {sizes[0]} in the actor's "
-        f"beside {format_size(sum(both.beside_actor))} of its own. The peak of training is that "
-        f"of the {'critic' if is_critics else 'actor'}'s turn."
+        f"{critic.counts[0]:,} parameters) trains in turn with the actor, "
+        f"{critic.setup.batch} completions at once. The fuller turn is the "
+        f"{'critic' if is_critics else 'actor'}'s: reserved are {sizes[1]} in the critic's, beside "
+        f"{format_size(sum(both.beside_critic))} that the actor keeps, and {sizes[0]} in the "
+        f"actor's, beside {format_size(sum(both.beside_actor))} that the critic keeps; what "
+        "fragments between them is not counted."
     )
     return replace(both, is_critics=is_critics, turn_notes=(note,))
 

@@ -53,8 +53,8 @@ _SPARES = ("enable_activation_offload", "use_liger", "tiled_mlp.enabled")
 def has_critic(keys: DocumentKeys) -> bool:
     """Whether a critic trains: where it is said, else with the estimate of advantages."""
     enabled = keys.switch(f"{_CRITIC}enable")
-    estimator = keys.text("algorithm.adv_estimator") or "gae"
-    return estimator.lower() == "gae" if enabled is None else enabled
+    estimator = keys.document.get("algorithm.adv_estimator") or "gae"
+    return str(estimator).lower() == "gae" if enabled is None else enabled
 
 
 def read_critic(keys: DocumentKeys, *, samples: int, length: int) -> None:
@@ -68,11 +68,11 @@ def read_critic(keys: DocumentKeys, *, samples: int, length: int) -> None:
     Raises:
         ConfigError: a critic that is not priced; sizes at which verl stops.
     """
-    strategies = [keys.text(f"{part}strategy") or "fsdp" for part in (ACTOR, _CRITIC)]
-    if strategies[0] != strategies[1]:
+    actors, own = keys.document.get(f"{ACTOR}strategy"), keys.text(f"{_CRITIC}strategy")
+    if (own or "fsdp") != (actors or "fsdp"):
         raise ConfigError(
-            f"a critic under {strategies[1]} beside an actor under {strategies[0]} is not priced. "
-            f"Write {_CRITIC}strategy={strategies[0]}."
+            f"a critic under {own or 'fsdp'} beside an actor under {actors or 'fsdp'} is not "
+            f"priced. Write {_CRITIC}strategy={actors or 'fsdp'}."
         )
     for name in ("lora_rank", "lora.rank"):
         if keys.whole(f"{_OWN_MODEL}{name}"):
@@ -96,7 +96,7 @@ def read_critic(keys: DocumentKeys, *, samples: int, length: int) -> None:
 
 def _set_model(keys: DocumentKeys) -> None:
     """Which model, and what of it is on the host between its turns."""
-    path, actor = keys.text(f"{_OWN_MODEL}path"), keys.text(f"{MODEL}path")
+    path, actor = keys.text(f"{_OWN_MODEL}path"), keys.value_of("model")
     if path is None:
         raise ConfigError(
             f"{keys.source}: no {_OWN_MODEL}path, without which verl takes its author's own folder "
@@ -142,7 +142,7 @@ def _compare(keys: DocumentKeys, actors: str, own: list[str], default: str) -> N
     own_key = next((key for key in own if keys.has(key)), own[0])
     words = []
     for key in (actors, own_key):
-        word = str(keys.take(key) if keys.has(key) else default).lower()
+        word = str(keys.document[key] if keys.has(key) else default).lower()
         words.append(DTYPES.get(word, word))
     if words[0] != words[1]:
         why = Either(f"the critic has {words[1]} there, and is priced as the actor, {words[0]}")

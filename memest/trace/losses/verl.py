@@ -9,7 +9,8 @@ the same bytes in fewer allocations.
 Source: verl 0.9.1 ``workers/engine/fsdp/transformer_impl.py`` (``forward_step``,
 ``prepare_model_inputs``, ``prepare_model_outputs``), ``workers/utils/losses.py`` (``ppo_loss``,
 ``value_loss``), ``workers/utils/padding.py``, ``trainer/ppo/core_algos.py``
-(``compute_policy_loss_vanilla``, ``compute_value_loss``, ``agg_loss``, ``kl_penalty``); flash-attn 2.8 ``ops/triton/cross_entropy.py``.
+(``compute_policy_loss_vanilla``, ``compute_value_loss``, ``agg_loss``, ``kl_penalty``); flash-attn
+2.8 ``ops/triton/cross_entropy.py``.
 """
 
 from __future__ import annotations
