@@ -2,9 +2,9 @@
 
 verl's ``forward_step`` with ``ppo_loss`` and ``value_loss`` run on the CPU around a small model, on
 real nested tensors; flash-attn's kernel, which needs a GPU, is that of the trace. verl is not a
-dependency: give this program a folder with it, ``python tools/record_verl.py FOLDER``, made by ``pip install
---no-deps --target FOLDER`` of verl==0.9.1, tensordict, ray, codetiming, hydra-core, omegaconf,
-antlr4-python3-runtime==4.9.3, pyvers, orjson, msgpack and torchdata.
+dependency: give this program a folder with it, ``python tools/record_verl.py FOLDER``, made by
+``pip install --no-deps --target FOLDER`` of verl==0.9.1, tensordict, ray, codetiming, hydra-core,
+omegaconf, antlr4-python3-runtime==4.9.3, pyvers, orjson, msgpack and torchdata.
 """
 
 from __future__ import annotations

@@ -84,8 +84,10 @@ class TurnsRun(Run):
         return with_resident(stream, self.beside_actor, "critic at rest", Category.RESTING)
 
     def turn_of_critic(self, stream: Stream) -> Stream:
-        """A stream of the critic beside what the actor keeps."""
-        return with_resident(stream, self.beside_critic, "actor at rest", Category.RESTING)
+        """A stream of the critic beside what the actor keeps; modules say whose they are."""
+        out = with_resident(stream, self.beside_critic, "actor at rest", Category.RESTING)
+        out.module_names = [name and f"critic.{name}" for name in out.module_names]
+        return out
 
     @property
     def notes(self) -> list[str]:

@@ -1,0 +1,216 @@
+"""PPO by verl: a critic and an actor that train in turn, each beside what the other keeps."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForTokenClassification
+
+import memest
+from memest.estimation.profiler import Profiler
+from memest.estimation.turns import TurnsRun, critic_setup
+from memest.estimation.whole_run import resolve_run
+from memest.events import Category
+from memest.profiles.transient import with_resident
+from memest.replay.conf import parse_alloc_conf
+from memest.replay.replay import replay
+from memest.sharding.fsdp_units import _verl_units
+from memest.trace.cues import landmarks_of
+from memest.workspaces.operator_call import GpuTraits
+from support.small_llama import LLAMA
+
+VERL = {
+    "method": "grpo", "log_probs": "verl", "loop": "plain", "fsdp": "full_shard",
+    "fsdp_mixed_precision": True, "bf16": True, "dtype": "float32", "optim": "adamw_torch",
+    "max_grad_norm": 1.0, "num_gpus": 2, "batch": 4, "seq_len": 64, "gpu": "rtx-4090",
+    "max_batch": False, "engine": "server",
+}  # fmt: skip
+SLEEPS = {"engine": "vllm", "engine_share": 0.3, "engine_sleeps": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    def write(**changes):
+        path = tmp_path_factory.mktemp("model")
+        (path / "config.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 4} | changes))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def actor(folder):
+    return folder()
+
+
+@pytest.fixture(scope="module")
+def ask(actor):
+    return lambda **options: memest.estimate(actor, **{**VERL, **options})
+
+
+def _parts(result):
+    return {row.category: row.bytes for row in result.breakdown}
+
+
+def _weights(result):
+    """Bytes of a model's shard on each of two GPUs, in float32."""
+    return result.model.parameters * 4 // 2
+
+
+def test_what_the_critic_keeps_lies_beside_the_actor(ask):
+    """Weights and two states of Adam, sharded: the head of words is one of a value there."""
+    alone, beside = ask(), ask(critic="actor", critic_batch=1)
+    parts, one = _parts(beside), LLAMA["hidden_size"]
+    fewer = (LLAMA["vocab_size"] - 1) * one - 1  # the head of a value has a bias
+
+    assert "fuller turn is the actor's" in str(beside).replace("\n", " ").replace("    ", "")
+    resting = parts.pop(Category.RESTING)
+    assert resting == pytest.approx(3 * (_weights(alone) - fewer * 4 // 2), rel=0.01)
+    for category in (Category.PARAMETERS, Category.OPTIMIZER_STATES, Category.ACTIVATIONS):
+        assert parts[category] == _parts(alone)[category]
+    assert beside.model == alone.model
+
+
+def test_a_critic_of_more_completions_at_once_has_the_peak(ask):
+    alone, beside = ask(), ask(critic="actor", critic_batch=64)
+    text = " ".join(str(beside).split())
+
+    assert "fuller turn is the critic's" in text
+    assert "in critic.model.layers" in text
+    assert "PPO by verl" in text
+    assert beside.peak.allocated_bytes > 2 * alone.peak.allocated_bytes
+    # what the actor keeps is a whole model of words
+    assert _parts(beside)[Category.RESTING] >= 3 * _weights(alone)
+
+
+@pytest.mark.parametrize(("moves", "left"), [("model", 2), ("optimizer", 1), ("both", 0)])
+def test_what_the_critic_has_on_the_host_between_turns_is_not_beside_the_actor(ask, moves, left):
+    stays, moved = (
+        ask(critic="actor", critic_batch=1, critic_moves=what) for what in ("nothing", moves)
+    )
+    whole = _parts(stays)[Category.RESTING]
+
+    assert _parts(moved).get(Category.RESTING, 0) == pytest.approx(whole * left / 3, rel=0.01)
+
+
+def test_an_engine_writes_beside_both_models(ask):
+    """Asleep in the steps of either, its share is beside what both keep, unless it is moved."""
+    alone = ask(**SLEEPS)
+    for batch in (1, 64):  # whosever turn is the fuller one
+        both = ask(**SLEEPS, critic="actor", critic_batch=batch)
+        moved = ask(**SLEEPS, critic="actor", critic_batch=batch, critic_moves="both")
+        added = both.peak.device_bytes - moved.peak.device_bytes
+
+        assert any("peak is that of generation" in note for note in both.notes)
+        assert moved.peak.device_bytes == alone.peak.device_bytes
+        kept = _parts(ask(critic="actor", critic_batch=1))[Category.RESTING]
+        assert added == kept
+
+
+def test_a_critic_that_is_another_model(ask, folder):
+    large = folder(num_hidden_layers=12)
+    same, other = (
+        _parts(ask(critic=name, critic_batch=1))[Category.RESTING] for name in ("actor", large)
+    )
+    one_more = memest.estimate(large, **VERL).model.parameters - ask().model.parameters
+
+    assert other - same == pytest.approx(3 * one_more * 4 // 2, rel=0.01)
+
+
+def test_adapters_are_the_actor_s_alone(ask):
+    setup = ask(lora_r=8, critic="actor").setup
+
+    assert critic_setup(setup).adapter is None
+    resting = [
+        _parts(ask(critic="actor", critic_batch=1, **more))[Category.RESTING]
+        for more in ({}, {"lora_r": 8})
+    ]
+    assert resting[0] == resting[1]
+
+
+def test_the_critic_s_micro_batches_have_the_answers_of_the_step():
+    setup = memest.Setup(
+        **{k: v for k, v in VERL.items() if k not in _NOT_OF_SETUP}, **_SHARDED, grad_accum=8
+    )
+    assert (critic_setup(setup).batch, critic_setup(setup).grad_accum) == (4, 8)
+
+
+_NOT_OF_SETUP = (
+    "gpu", "max_batch", "engine", "bf16", "fsdp", "fsdp_mixed_precision", "num_gpus",
+)  # fmt: skip
+_SHARDED = {
+    "precision": "bf16", "rollouts": {"engine": "server", "critic": "actor"},
+    "distributed": {"fsdp": "full_shard", "fsdp_mixed_precision": True, "num_gpus": 2},
+}  # fmt: skip
+
+
+def test_residents_change_nothing_but_what_is_there(actor):
+    """A stream with more in front replays the same with its chains as without them."""
+    profiler = Profiler.of(actor)
+    setup = memest.merge_options(None, {k: v for k, v in VERL.items() if k not in ("gpu", "max_batch")} | {"grad_accum": 6})
+    stream = resolve_run(profiler, setup, GpuTraits()).stream
+    sizes = [1000, 4 << 20, 77]
+    more = with_resident(stream, sizes, "beside", Category.RESTING)
+    conf = parse_alloc_conf("")
+    alone, chained = (replay(s.events, s.sizes, conf, chains=s.chains) for s in (stream, more))
+    plain = replay(more.events, more.sizes, conf)
+
+    assert chained.peak_allocated_bytes == plain.peak_allocated_bytes
+    assert chained.peak_reserved_bytes == plain.peak_reserved_bytes
+    rounded = 1024 + (4 << 20) + 512
+    assert chained.peak_allocated_bytes == alone.peak_allocated_bytes + rounded
+    assert more.marks == stream.marks
+    assert more.mark_positions[1] == stream.mark_positions[1] + 3
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_units_of_a_critic_go_by_its_configuration(tied):
+    """verl reads ``tie_word_embeddings``, whether there is a head of words or not."""
+    with torch.device("meta"):
+        model = LlamaForTokenClassification(
+            LlamaConfig(**{**LLAMA, "tie_word_embeddings": tied, "num_labels": 1})
+        )
+
+    assert _verl_units(landmarks_of(model)) == (set() if tied else {"model.embed_tokens"})
+
+
+def test_values_are_not_dropped(ask):
+    """``classifier_dropout`` is 0 there: no mask of what the head reads, nor a copy of it."""
+    at = [
+        ask(critic="actor", critic_batch=batch, checkpointing="full").peak.allocated_bytes
+        for batch in (64, 128)
+    ]
+    hidden = LLAMA["hidden_size"]
+    assert at[1] > at[0] > 64 * 64 * hidden
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"critic_batch": 4}, "--critic-batch says nothing without a critic: add --critic actor"),
+        ({"critic_moves": "both"}, "--critic-moves says nothing without a critic"),
+        ({"critic": "actor", "critic_moves": "all"}, "--critic-moves 'all'"),
+        ({"critic": "no-such-model-at-all"}, "no-such-model-at-all"),
+        ({"critic": "actor", "with_": "save"}, "are told of one model|told of one model"),
+        (
+            {
+                "critic": "actor", "log_probs": "fused", "loop": "trainer", "engine": "vllm",
+                "fsdp_mixed_precision": False, "optim": "auto", "max_grad_norm": None,
+            },
+            "verl's PPO is priced",
+        ),
+        ({"critic": "actor", "log_probs": "ms-swift"}, "--log-probs|verl"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_with_what_to_type(ask, options, words):
+    with pytest.raises(memest.ConfigError, match=words):
+        ask(**options)
+
+
+def test_a_module_of_ones_own_has_no_critic():
+    model = LlamaForTokenClassification(LlamaConfig(**LLAMA))
+
+    with pytest.raises(memest.MemestError):
+        memest.estimate(model, **VERL, critic="actor")
