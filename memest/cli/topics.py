@@ -217,14 +217,17 @@ bf16 autocast and checkpointing are on unless --precision and --checkpointing sa
 --engine server | vLLM elsewhere.
 
 verl's runs are read from their command, memest fits run_grpo.sh: its own step under FSDP, and an
-engine in a process of its own.
+engine in a process of its own. Its PPO has a critic besides, in turn with the actor:
+
+--critic MODEL | The critic: a model, or actor for one like it (with --log-probs verl).
+--critic-batch | Completions of its micro-batch; --critic-moves is what of it waits on the host.
 
 How large a share: memest advise finds the largest that each plan leaves vLLM, and plans with it
 asleep.
 
 For example: memest estimate Qwen/Qwen3-0.6B --method grpo --gpu rtx-4090
 """,
-        "rollout grpo rloo vllm verl sglang generation completions reinforcement",
+        "rollout grpo rloo ppo critic vllm verl sglang generation completions reinforcement",
     ),
     "images": Topic(
         "models that read images and text: what is priced",

@@ -37,7 +37,7 @@ def with_resident(stream: Stream, sizes: Sequence[int], label: str, category: Ca
     """The stream with allocations more that were made before all others, and stay.
 
     Args:
-        stream: of a run; of one rank it stays one.
+        stream: of one rank of a run, which it stays.
         sizes: of the allocations, bytes.
         label: what they are.
         category: row of the breakdown.
@@ -48,13 +48,7 @@ def with_resident(stream: Stream, sizes: Sequence[int], label: str, category: Ca
     # the phase that begins with the first event has them
     out.mark_positions = [place and place + count for place in stream.mark_positions]
     out.empty_cache_at = tuple(place + count for place in stream.empty_cache_at)
-    out.cues = [replace(cue, position=cue.position + count) for cue in stream.cues]
-    out.chains = Chains(
-        [
-            replace(chain, parts=[replace(p, start=p.start + count) for p in chain.parts])
-            for chain in stream.chains.chains
-        ]
-    )
+    out.chains = Chains()
     return out
 
 

@@ -6,19 +6,18 @@ import json
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForTokenClassification
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForTokenClassification
 
 import memest
+from memest.config.options import merge_options
+from memest.estimation.gpu_target import target_gpus
 from memest.estimation.profiler import Profiler
-from memest.estimation.turns import TurnsRun, critic_setup
+from memest.estimation.turns import critic_setup
 from memest.estimation.whole_run import resolve_run
 from memest.events import Category
 from memest.profiles.transient import with_resident
-from memest.replay.conf import parse_alloc_conf
-from memest.replay.replay import replay
 from memest.sharding.fsdp_units import _verl_units
 from memest.trace.cues import landmarks_of
-from memest.workspaces.operator_call import GpuTraits
 from support.small_llama import LLAMA
 
 VERL = {
@@ -28,6 +27,8 @@ VERL = {
     "max_batch": False, "engine": "server",
 }  # fmt: skip
 SLEEPS = {"engine": "vllm", "engine_share": 0.3, "engine_sleeps": True}
+FULL = {"batch": 64, "critic": "actor", "critic_batch": 1}
+"""The actor's turn is the fuller one whatever the critic keeps."""
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +62,11 @@ def _weights(result):
 
 def test_what_the_critic_keeps_lies_beside_the_actor(ask):
     """Weights and two states of Adam, sharded: the head of words is one of a value there."""
-    alone, beside = ask(), ask(critic="actor", critic_batch=1)
+    alone, beside = ask(batch=64), ask(**FULL)
     parts, one = _parts(beside), LLAMA["hidden_size"]
     fewer = (LLAMA["vocab_size"] - 1) * one - 1  # the head of a value has a bias
 
-    assert "fuller turn is the actor's" in str(beside).replace("\n", " ").replace("    ", "")
+    assert "fuller turn is the actor's" in " ".join(str(beside).split())
     resting = parts.pop(Category.RESTING)
     assert resting == pytest.approx(3 * (_weights(alone) - fewer * 4 // 2), rel=0.01)
     for category in (Category.PARAMETERS, Category.OPTIMIZER_STATES, Category.ACTIVATIONS):
@@ -80,39 +81,38 @@ def test_a_critic_of_more_completions_at_once_has_the_peak(ask):
     assert "fuller turn is the critic's" in text
     assert "in critic.model.layers" in text
     assert "PPO by verl" in text
-    assert beside.peak.allocated_bytes > 2 * alone.peak.allocated_bytes
+    assert beside.peak.allocated_bytes > alone.peak.allocated_bytes + 2 * _weights(alone)
     # what the actor keeps is a whole model of words
     assert _parts(beside)[Category.RESTING] >= 3 * _weights(alone)
 
 
 @pytest.mark.parametrize(("moves", "left"), [("model", 2), ("optimizer", 1), ("both", 0)])
 def test_what_the_critic_has_on_the_host_between_turns_is_not_beside_the_actor(ask, moves, left):
-    stays, moved = (
-        ask(critic="actor", critic_batch=1, critic_moves=what) for what in ("nothing", moves)
-    )
+    stays, moved = (ask(**FULL, critic_moves=what) for what in ("nothing", moves))
     whole = _parts(stays)[Category.RESTING]
 
-    assert _parts(moved).get(Category.RESTING, 0) == pytest.approx(whole * left / 3, rel=0.01)
+    assert _parts(moved).get(Category.RESTING, 0) == pytest.approx(
+        whole * left / 3, rel=0.01, abs=128
+    )  # buffers stay
 
 
 def test_an_engine_writes_beside_both_models(ask):
     """Asleep in the steps of either, its share is beside what both keep, unless it is moved."""
-    alone = ask(**SLEEPS)
-    for batch in (1, 64):  # whosever turn is the fuller one
-        both = ask(**SLEEPS, critic="actor", critic_batch=batch)
-        moved = ask(**SLEEPS, critic="actor", critic_batch=batch, critic_moves="both")
-        added = both.peak.device_bytes - moved.peak.device_bytes
+    alone, kept = ask(**SLEEPS, batch=1), _parts(ask(**FULL))[Category.RESTING]
+    for turn in ({"batch": 64, "critic_batch": 1}, {"batch": 1, "critic_batch": 64}):
+        both = ask(**{**SLEEPS, **turn}, critic="actor")
+        moved = ask(**{**SLEEPS, **turn}, critic="actor", critic_moves="both")
 
         assert any("peak is that of generation" in note for note in both.notes)
-        assert moved.peak.device_bytes == alone.peak.device_bytes
-        kept = _parts(ask(critic="actor", critic_batch=1))[Category.RESTING]
-        assert added == kept
+        assert both.peak.device_bytes - alone.peak.device_bytes == pytest.approx(kept, rel=0.01)
+        # buffers stay
+        assert 0 <= moved.peak.device_bytes - alone.peak.device_bytes < 1 << 17
 
 
 def test_a_critic_that_is_another_model(ask, folder):
     large = folder(num_hidden_layers=12)
     same, other = (
-        _parts(ask(critic=name, critic_batch=1))[Category.RESTING] for name in ("actor", large)
+        _parts(ask(**{**FULL, "critic": name}))[Category.RESTING] for name in ("actor", large)
     )
     one_more = memest.estimate(large, **VERL).model.parameters - ask().model.parameters
 
@@ -123,44 +123,31 @@ def test_adapters_are_the_actor_s_alone(ask):
     setup = ask(lora_r=8, critic="actor").setup
 
     assert critic_setup(setup).adapter is None
-    resting = [
-        _parts(ask(critic="actor", critic_batch=1, **more))[Category.RESTING]
-        for more in ({}, {"lora_r": 8})
-    ]
+    resting = [_parts(ask(**FULL, **more))[Category.RESTING] for more in ({}, {"lora_r": 8})]
     assert resting[0] == resting[1]
 
 
-def test_the_critic_s_micro_batches_have_the_answers_of_the_step():
-    setup = memest.Setup(
-        **{k: v for k, v in VERL.items() if k not in _NOT_OF_SETUP}, **_SHARDED, grad_accum=8
-    )
-    assert (critic_setup(setup).batch, critic_setup(setup).grad_accum) == (4, 8)
+@pytest.mark.parametrize(("own", "expected"), [(None, (4, 8)), (32, (32, 1)), (12, (12, 3))])
+def test_the_critic_s_micro_batches_have_the_answers_of_the_step(own, expected):
+    setup = critic_setup(_setup(grad_accum=8, critic="actor", critic_batch=own))
+
+    assert (setup.batch, setup.grad_accum) == expected
 
 
-_NOT_OF_SETUP = (
-    "gpu", "max_batch", "engine", "bf16", "fsdp", "fsdp_mixed_precision", "num_gpus",
-)  # fmt: skip
-_SHARDED = {
-    "precision": "bf16", "rollouts": {"engine": "server", "critic": "actor"},
-    "distributed": {"fsdp": "full_shard", "fsdp_mixed_precision": True, "num_gpus": 2},
-}  # fmt: skip
+def _setup(**options):
+    given = {**VERL, **options}
+    return merge_options(None, {k: v for k, v in given.items() if k not in ("gpu", "max_batch")})
 
 
 def test_residents_change_nothing_but_what_is_there(actor):
-    """A stream with more in front replays the same with its chains as without them."""
+    """Births in front, in the phase that begins there; everything else moves behind them."""
     profiler = Profiler.of(actor)
-    setup = memest.merge_options(None, {k: v for k, v in VERL.items() if k not in ("gpu", "max_batch")} | {"grad_accum": 6})
-    stream = resolve_run(profiler, setup, GpuTraits()).stream
+    traits = target_gpus(_setup(), gpu="rtx-4090").main.traits
+    stream = resolve_run(profiler, _setup(grad_accum=6), traits).stream
     sizes = [1000, 4 << 20, 77]
     more = with_resident(stream, sizes, "beside", Category.RESTING)
-    conf = parse_alloc_conf("")
-    alone, chained = (replay(s.events, s.sizes, conf, chains=s.chains) for s in (stream, more))
-    plain = replay(more.events, more.sizes, conf)
-
-    assert chained.peak_allocated_bytes == plain.peak_allocated_bytes
-    assert chained.peak_reserved_bytes == plain.peak_reserved_bytes
-    rounded = 1024 + (4 << 20) + 512
-    assert chained.peak_allocated_bytes == alone.peak_allocated_bytes + rounded
+    assert list(more.events[3:]) == list(stream.events)
+    assert [more.sizes[event] for event in more.events[:3]] == sizes
     assert more.marks == stream.marks
     assert more.mark_positions[1] == stream.mark_positions[1] + 3
 
@@ -192,8 +179,7 @@ def test_values_are_not_dropped(ask):
         ({"critic_batch": 4}, "--critic-batch says nothing without a critic: add --critic actor"),
         ({"critic_moves": "both"}, "--critic-moves says nothing without a critic"),
         ({"critic": "actor", "critic_moves": "all"}, "--critic-moves 'all'"),
-        ({"critic": "no-such-model-at-all"}, "no-such-model-at-all"),
-        ({"critic": "actor", "with_": "save"}, "are told of one model|told of one model"),
+        ({"critic": "actor", "with_": "save"}, "told of one model.*without --critic"),
         (
             {
                 "critic": "actor", "log_probs": "fused", "loop": "trainer", "engine": "vllm",
@@ -201,7 +187,6 @@ def test_values_are_not_dropped(ask):
             },
             "verl's PPO is priced",
         ),
-        ({"critic": "actor", "log_probs": "ms-swift"}, "--log-probs|verl"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_with_what_to_type(ask, options, words):
@@ -210,7 +195,7 @@ def test_what_cannot_be_is_refused_with_what_to_type(ask, options, words):
 
 
 def test_a_module_of_ones_own_has_no_critic():
-    model = LlamaForTokenClassification(LlamaConfig(**LLAMA))
+    model = LlamaForCausalLM(LlamaConfig(**LLAMA))
 
-    with pytest.raises(memest.MemestError):
+    with pytest.raises(memest.ConfigError, match="verl loads actors and critics by name"):
         memest.estimate(model, **VERL, critic="actor")
