@@ -216,14 +216,10 @@ bf16 autocast and checkpointing are on unless --precision and --checkpointing sa
     that back while the model trains.
 --engine server | vLLM elsewhere.
 
-verl's runs are read from their command, memest fits run_grpo.sh: its own step under FSDP, and an
-engine in a process of its own. Its PPO has a critic besides, in turn with the actor:
+--critic MODEL | verl's PPO: a critic, or actor for one like it, trains in turn (--log-probs verl).
 
---critic MODEL | The critic: a model, or actor for one like it (with --log-probs verl).
---critic-batch | Completions of its micro-batch; --critic-moves is what of it waits on the host.
-
-How large a share: memest advise finds the largest that each plan leaves vLLM, and plans with it
-asleep.
+verl's runs are read from their command, memest fits run_ppo.sh: its step under FSDP, its critic, an
+engine in a process of its own. memest advise finds the largest share that each plan leaves vLLM.
 
 For example: memest estimate Qwen/Qwen3-0.6B --method grpo --gpu rtx-4090
 """,
