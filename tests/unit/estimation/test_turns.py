@@ -15,6 +15,7 @@ from memest.estimation.profiler import Profiler
 from memest.estimation.turns import critic_setup
 from memest.estimation.whole_run import resolve_run
 from memest.events import Category
+from memest.profiles.document import _landmarks, _read_landmarks
 from memest.profiles.transient import with_resident
 from memest.sharding.fsdp_units import _verl_units
 from memest.trace.cues import landmarks_of
@@ -74,6 +75,7 @@ def test_what_the_critic_keeps_lies_beside_the_actor(ask):
     assert beside.model == alone.model
 
 
+@pytest.mark.slow
 def test_a_critic_of_more_completions_at_once_has_the_peak(ask):
     alone, beside = ask(), ask(critic="actor", critic_batch=64)
     text = " ".join(str(beside).split())
@@ -96,6 +98,7 @@ def test_what_the_critic_has_on_the_host_between_turns_is_not_beside_the_actor(a
     )  # buffers stay
 
 
+@pytest.mark.slow
 def test_an_engine_writes_beside_both_models(ask):
     """Asleep in the steps of either, its share is beside what both keep, unless it is moved."""
     alone, kept = ask(**SLEEPS, batch=1), _parts(ask(**FULL))[Category.RESTING]
@@ -109,6 +112,7 @@ def test_an_engine_writes_beside_both_models(ask):
         assert 0 <= moved.peak.device_bytes - alone.peak.device_bytes < 1 << 17
 
 
+@pytest.mark.slow
 def test_a_critic_that_is_another_model(ask, folder):
     large = folder(num_hidden_layers=12)
     same, other = (
@@ -119,6 +123,7 @@ def test_a_critic_that_is_another_model(ask, folder):
     assert other - same == pytest.approx(3 * one_more * 4 // 2, rel=0.01)
 
 
+@pytest.mark.slow
 def test_adapters_are_the_actor_s_alone(ask):
     setup = ask(lora_r=8, critic="actor").setup
 
@@ -139,6 +144,7 @@ def _setup(**options):
     return merge_options(None, {k: v for k, v in given.items() if k not in ("gpu", "max_batch")})
 
 
+@pytest.mark.slow
 def test_residents_change_nothing_but_what_is_there(actor):
     """Births in front, in the phase that begins there; everything else moves behind them."""
     profiler = Profiler.of(actor)
@@ -160,9 +166,12 @@ def test_units_of_a_critic_go_by_its_configuration(tied):
             LlamaConfig(**{**LLAMA, "tie_word_embeddings": tied, "num_labels": 1})
         )
 
-    assert _verl_units(landmarks_of(model)) == (set() if tied else {"model.embed_tokens"})
+    landmarks = landmarks_of(model)
+    assert _verl_units(landmarks) == (set() if tied else {"model.embed_tokens"})
+    assert _read_landmarks(json.loads(json.dumps(_landmarks(landmarks)))) == landmarks
 
 
+@pytest.mark.slow
 def test_values_are_not_dropped(ask):
     """``classifier_dropout`` is 0 there: no mask of what the head reads, nor a copy of it."""
     at = [
