@@ -112,6 +112,8 @@ class Category(enum.StrEnum):
     """What the allocator hands out beyond the request: 512-byte rounding and unsplit rests."""
     REFERENCE = "reference model"
     """Weights of the second model of a preference method, which does not train."""
+    RESTING = "model at rest"
+    """What one of two models that train in turn keeps while the other does."""
 
 
 class Phase(enum.StrEnum):
@@ -327,6 +329,7 @@ class Landmarks:
         shared_paths: other paths of parameters that have several, each with the first one.
         units: what the library itself shards when it loads the model: paths of the modules of a
             unit, whether it gives parameters back after its forward, whether it is of experts.
+        ties: the configuration ties embeddings to a head that is not there.
     """
 
     kinds: Mapping[str, str] = field(default_factory=dict)
@@ -336,6 +339,7 @@ class Landmarks:
     norm: str | None = None
     shared_paths: Mapping[str, str] = field(default_factory=dict)
     units: tuple[tuple[tuple[str, ...], bool, bool], ...] = ()
+    ties: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """Record what verl's own functions allocate of a micro-batch, for ``tests/proof/test_verl.py``.
 
-verl's ``forward_step`` and ``ppo_loss`` run on the CPU around a small model, on real nested
-tensors; flash-attn's kernel, which needs a GPU, is that of the trace. verl is not a dependency:
-give this program a folder with it, ``python tools/record_verl.py FOLDER``, made by ``pip install
---no-deps --target FOLDER`` of verl==0.9.1, tensordict, ray, codetiming, hydra-core, omegaconf,
-antlr4-python3-runtime==4.9.3, pyvers, orjson, msgpack and torchdata.
+verl's ``forward_step`` with ``ppo_loss`` and ``value_loss`` run on the CPU around a small model, on
+real nested tensors; flash-attn's kernel, which needs a GPU, is that of the trace. verl is not a
+dependency: give this program a folder with it, ``python tools/record_verl.py FOLDER``, made by
+``pip install --no-deps --target FOLDER`` of verl==0.9.1, tensordict, ray, codetiming, hydra-core,
+omegaconf, antlr4-python3-runtime==4.9.3, pyvers, orjson, msgpack and torchdata.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ CASES = {
         "samples": 1, "prompt": 700, "answer": 1100, "diverges": False,
     },
     "four sequences": {"samples": 4, "prompt": 700, "answer": 1100, "diverges": True},
+    "one sequence of a critic": {"samples": 1, "prompt": 700, "answer": 1100, "values": True},
+    "four sequences of a critic": {"samples": 4, "prompt": 700, "answer": 1100, "values": True},
 }  # fmt: skip
 _WORDS, _WIDTH = 3000, 8
 
 
 class Toy(nn.Module):
-    """Embeddings and a head: as much of a model as logits need."""
+    """Embeddings and a head: as much of a model as logits, or values, need."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: int) -> None:
         super().__init__()
         self.embed = nn.Embedding(_WORDS, _WIDTH)
-        self.head = nn.Linear(_WIDTH, _WORDS, bias=False)
+        self.head = nn.Linear(_WIDTH, words, bias=words == 1)
 
     def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:
         """Logits of every token."""
@@ -53,7 +55,9 @@ def batch_of(case: dict[str, Any]) -> dict[str, torch.Tensor]:
     samples, answer = case["samples"], case["answer"]
     length = case["prompt"] + answer
     row, answers = samples * length, samples * answer
-    numbers = ("old_log_probs", "advantages", *(("ref_log_prob",) * case["diverges"]))
+    numbers: tuple[str, ...] = ("values", "returns")
+    if not case.get("values"):
+        numbers = ("old_log_probs", "advantages", *(("ref_log_prob",) * case["diverges"]))
     return {
         "prompts": torch.zeros(row - answers, dtype=torch.int64),
         "responses": torch.zeros(answers, dtype=torch.int64),
@@ -74,7 +78,7 @@ def run(step: Any, case: dict[str, Any], prepare: Any = dict) -> CpuRun:
         prepare: what makes the batch of the tensors of one.
     """
     torch.manual_seed(0)
-    model, batch = Toy(), prepare(batch_of(case))
+    model, batch = Toy(1 if case.get("values") else _WORDS), prepare(batch_of(case))
 
     def once() -> None:
         mark("forward")
@@ -117,10 +121,11 @@ def _nested(batch: dict[str, torch.Tensor]) -> Any:
 
 
 def _by_verl(model: Toy, data: Any) -> tuple[torch.Tensor, Any]:
-    """``FSDPEngineWithLMHead.forward_step`` with ``ppo_loss``, as the actor's worker calls it."""
+    """``forward_step`` of the engine's class with its loss, as the actor's or critic's worker."""
     engine_room = importlib.import_module("verl.workers.engine.fsdp.transformer_impl")
     losses = importlib.import_module("verl.workers.utils.losses")
-    kind = engine_room.FSDPEngineWithLMHead
+    values = "values" in data
+    kind = engine_room.FSDPEngineWithValueHead if values else engine_room.FSDPEngineWithLMHead
     engine = kind.__new__(kind)
     vars(engine).update(
         use_ulysses_sp=False, pad_to_length=False, pass_packed_cu_seqlens=False, module=model,
@@ -130,7 +135,7 @@ def _by_verl(model: Toy, data: Any) -> tuple[torch.Tensor, Any]:
         clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=0.2, clip_ratio_c=3.0,
         loss_scale_factor=None, global_batch_info={}, loss_agg_mode="token-mean",
         policy_loss={"loss_mode": "vanilla"}, entropy_coeff=0, kl_loss_coef=0.001,
-        use_kl_loss="ref_log_prob" in data, kl_loss_type="low_var_kl",
+        use_kl_loss="ref_log_prob" in data, kl_loss_type="low_var_kl", cliprange_value=0.5,
     )  # fmt: skip
     loss: tuple[torch.Tensor, Any]
     with (
@@ -138,7 +143,8 @@ def _by_verl(model: Toy, data: Any) -> tuple[torch.Tensor, Any]:
         mock.patch.object(engine_room, "get_device_name", return_value="cpu"),
         mock.patch.object(engine_room, "logprobs_from_logits", _log_probs),
     ):
-        loss = engine.forward_step(data, partial(losses.ppo_loss, config=config), False)
+        loss_of = losses.value_loss if values else losses.ppo_loss
+        loss = engine.forward_step(data, partial(loss_of, config=config), False)
     return loss
 
 

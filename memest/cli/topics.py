@@ -216,15 +216,14 @@ bf16 autocast and checkpointing are on unless --precision and --checkpointing sa
     that back while the model trains.
 --engine server | vLLM elsewhere.
 
-verl's runs are read from their command, memest fits run_grpo.sh: its own step under FSDP, and an
-engine in a process of its own.
+--critic MODEL | verl's PPO: a critic, or actor for one like it, trains in turn (--log-probs verl).
 
-How large a share: memest advise finds the largest that each plan leaves vLLM, and plans with it
-asleep.
+verl's runs are read from their command, memest fits run_ppo.sh: its step under FSDP, its critic, an
+engine in a process of its own. memest advise finds the largest share that each plan leaves vLLM.
 
 For example: memest estimate Qwen/Qwen3-0.6B --method grpo --gpu rtx-4090
 """,
-        "rollout grpo rloo vllm verl sglang generation completions reinforcement",
+        "rollout grpo rloo ppo critic vllm verl sglang generation completions reinforcement",
     ),
     "images": Topic(
         "models that read images and text: what is priced",

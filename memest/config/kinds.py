@@ -309,7 +309,9 @@ _GONE_METHODS = "ppo nash-md xpo bco prm".split()
 _UNPRICED_METHODS = [*_GONE_METHODS, "reinforce++", "gkd", "rlhf"]
 _OF_COMPLETIONS = "--method rloo or grpo learns from completions too, without a model of values. "
 _CLOSEST = {
-    **dict.fromkeys(("ppo", "reinforce++", "rlhf"), _OF_COMPLETIONS),
+    **dict.fromkeys(("reinforce++", "rlhf"), _OF_COMPLETIONS),
+    "ppo": "verl's is --method grpo --log-probs verl --critic actor (memest help rollouts); "
+    "--method rloo or grpo learns from completions without a model of values. ",
     **dict.fromkeys(("nash-md", "xpo"), "--method online-dpo compares two completions too. "),
     "bco": "--method kto learns from single answers too. ",
 }

@@ -127,6 +127,28 @@ METHOD_PAIRS = (
     ),
     Pair(
         "method",
+        "--critic and --log-probs {s.log_probs}",
+        lambda s: (
+            s.rollouts is not None and bool(s.rollouts.critic) and s.log_probs is not LogProbs.VERL
+        ),
+        "TRL trains no model of values beside the one that writes; verl's PPO is priced",
+        "Write --log-probs verl --loop plain --fsdp full_shard --fsdp-mixed-precision --bf16 "
+        "--dtype float32 --max-grad-norm 1 --engine vllm --engine-sleeps beside it.",
+    ),
+    Pair(
+        "method",
+        "--critic and what is around the steps (--with, --host)",
+        lambda s: (
+            s.rollouts is not None
+            and bool(s.rollouts.critic)
+            and s.life is not None
+            and s.life.is_asked
+        ),
+        "saving, loading and host memory are told of one model",
+        "Ask about the actor alone, without --critic.",
+    ),
+    Pair(
+        "method",
         "--log-probs verl and --engine model",
         lambda s: s.log_probs is LogProbs.VERL and s.writes_completions,
         "verl has an engine write completions",

@@ -14,7 +14,10 @@ from memest.config.generation import Generation
 from memest.config.option import legal_values, option, plain_values, read_parts, settle
 from memest.errors import ConfigError
 
-__all__ = ["Engine", "Moved", "Rollouts", "read_rollouts"]
+__all__ = ["ACTOR", "Engine", "Moved", "Rollouts", "read_rollouts"]
+
+ACTOR = "actor"
+"""The critic that is a model like the actor, with another head."""
 
 _MAX_TOKENS = 1 << 20
 _MAX_STEPS = 1 << 16
@@ -60,6 +63,10 @@ class Rollouts:
         engine_gpus: GPUs that share the engine's weights, each with a share of its memory.
         engine_moves: what the trainer has on the host while such an engine writes, and on the GPU
             in every step.
+        critic: model of values that trains in turn with the actor, by verl; ``actor`` for one like
+            it, empty for none.
+        critic_batch: completions of its micro-batch on one GPU; None for those of the actor's.
+        critic_moves: what of it is on the host between its turns.
 
     Raises:
         ConfigError: values that no trainer takes.
@@ -122,6 +129,23 @@ class Rollouts:
         f"What the trainer has on the host while vLLM writes: {legal_values(Moved)}.",
         "WHAT",
     )
+    critic: str = option(
+        "",
+        "The critic of verl's PPO, which trains in turn with the actor: a model, or actor for one "
+        "like it.",
+        "--critic MODEL",
+    )
+    critic_batch: int | None = option(
+        None,
+        "Completions of the critic's micro-batch; left out, those of the actor's.",
+        "--critic-batch N",
+        between=(1, _MAX_STEPS),
+    )
+    critic_moves: Moved = option(
+        Moved.NOTHING,
+        f"What of the critic is on the host between its turns: {legal_values(Moved)}.",
+        "--critic-moves WHAT",
+    )
 
     def __post_init__(self) -> None:
         settle(self)
@@ -141,6 +165,9 @@ class Rollouts:
             self.check_shares("--engine-gpus")
         if self.engine_moves is not Moved.NOTHING:
             self.check_shares("--engine-moves")
+        if not self.critic and (self.critic_batch or self.critic_moves is not Moved.NOTHING):
+            flag = "--critic-batch" if self.critic_batch else "--critic-moves"
+            raise ConfigError(f"{flag} says nothing without a critic: add --critic actor.")
         if not self.engine_share:
             raise ConfigError(
                 "--engine-share 0 leaves vLLM no memory: give it a part, 0.3 as TRL does."
@@ -202,8 +229,9 @@ class Rollouts:
         return Generation(new_tokens=self.completion_of(seq_len), draws=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return plain_values(self)
+        """Plain values for JSON; of a critic where there is one."""
+        values = plain_values(self)
+        return values if self.critic else {n: v for n, v in values.items() if "critic" not in n}
 
 
 def read_rollouts(source: Any) -> Rollouts | None:

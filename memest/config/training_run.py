@@ -51,8 +51,15 @@ class TrainingRun(TrainingOptions):
         return self.method is Method.REWARD and self.log_probs is LogProbs.FLOAT32
 
     @property
+    def is_critic(self) -> bool:
+        """Whether it is verl's model of values that trains, a classifier of tokens of one label."""
+        return self.log_probs is LogProbs.VERL and self.task is Task.TOKEN_CLASSIFICATION
+
+    @property
     def task_of_method(self) -> Task:
         """The head that a method's trainer needs."""
+        if self.is_critic and self.num_labels == 1:
+            return self.task
         classifies = self.method is Method.REWARD and not self.values_tokens
         return Task.SEQUENCE_CLASSIFICATION if classifies else Task.CAUSAL_LM
 

@@ -29,7 +29,7 @@ from memest.events import Category
 from memest.profiles.stream import Stream
 from memest.units import GIB, format_size
 
-__all__ = ["with_engine"]
+__all__ = ["MOVED", "with_engine"]
 
 _WEIGHT_BYTES = 2
 """Of a number in vLLM, which makes weights of float32 half ones (``dtype="auto"``)."""
@@ -40,12 +40,13 @@ _CACHE_SHARE = 0.05
 _BUCKET_BYTES = 2 * GIB
 """In which verl hands weights over (``update_weights_bucket_megabytes``)."""
 
-_MOVED = {
+MOVED = {
     Moved.NOTHING: (),
     Moved.MODEL: (Category.PARAMETERS,),
     Moved.OPTIMIZER: (Category.OPTIMIZER_STATES,),
     Moved.BOTH: (Category.PARAMETERS, Category.OPTIMIZER_STATES),
 }
+"""Rows of what an offload has on the host."""
 
 _GRAPH_BYTES = 3 * GIB
 """The most that vLLM says its CUDA graphs take beside its share."""
@@ -108,8 +109,8 @@ def with_engine(peaks: Peaks, target: TargetGpu, run: Run, stream: Stream) -> Pe
         beside = _beside(peaks, share, note)
         return replace(beside, engine_bytes=share + own_process)
     # what is alive between two steps, when the allocator's cache has been emptied
-    alive = alive_at_end(stream)
-    moved = _MOVED[rollouts.engine_moves]
+    alive = alive_at_end(run.before_writing(stream))
+    moved = MOVED[rollouts.engine_moves]
     held = sum(sum(sizes) for category, sizes in alive.items() if category not in moved)
     if room >= 0:  # else training alone has no room, whatever an engine takes that sleeps then
         awake_room = room + peaks.reserved_bytes - held

@@ -18,6 +18,7 @@ from memest.config.compatibility import check_scaled
 from memest.config.deepspeed import with_hidden_size
 from memest.config.inputs import NO_INPUTS, ModuleInputs, check_own_parts
 from memest.config.options import find_option, is_harmless
+from memest.config.rollouts import ACTOR
 from memest.config.setup import SdpaBackend, Setup, Task
 from memest.errors import ConfigError
 from memest.estimation.assumption import Usual
@@ -83,6 +84,7 @@ class Profiler:
         self._known_profiles = KnownProfiles(stores)
         self._profiles: dict[Setup, StepProfile] = {}
         self._replays: dict[AllocatorConf, ReplayCache] = {}
+        self._critics: dict[str, Profiler] = {}
         self._evaluations = EvaluationTraces(self._tracer, self._known_profiles)
         self.families = FamilyTraces(self._tracer, self._known_profiles)
         self.progress = progress
@@ -121,6 +123,27 @@ class Profiler:
             yield
         finally:
             self._tracer.refuses = before
+
+    def of_critic(self, model: str) -> Profiler:
+        """The profiler of the critic beside this model, which may be a model like it.
+
+        Raises:
+            ConfigError: this is a module of one's own, which has no other head.
+            MemestError: a name that leads nowhere.
+        """
+        source = self._tracer.source
+        if source is None or source.kind in ("factory", "library"):
+            raise ConfigError(
+                f"--critic {model} beside a module of one's own ({self.name}) is not priced: verl "
+                "loads actors and critics by name. Give the actor as a name or a folder."
+            )
+        if model == ACTOR or model == source.id:
+            return self
+        if model not in self._critics:
+            self._critics[model] = Profiler.of(model, progress=self.progress)
+        critic = self._critics[model]
+        critic._tracer.refuses = self._tracer.refuses
+        return critic
 
     # -- what the model makes of a setup
 

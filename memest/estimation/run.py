@@ -79,6 +79,10 @@ class Run:
         out = rank_stream(stream, self.setup, self.weights, landmarks, grad_accum)
         return self.with_around(out)
 
+    def before_writing(self, stream: Stream) -> Stream:
+        """Of a stream of the run, the one at whose end an engine on the GPU writes."""
+        return stream
+
     def with_around(self, stream: Stream) -> Stream:
         """A run with what saving and resuming put on the GPU for a moment, at its end."""
         for phase, nbytes in self.around:

@@ -18,6 +18,7 @@ from memest.estimation.pipeline import PipelineRun, StageFamily, StageProgram, p
 from memest.estimation.profiler import Profiler
 from memest.estimation.question import Question
 from memest.estimation.run import Run
+from memest.estimation.turns import with_critic
 from memest.events import Trace, Weight
 from memest.profiles.joined import STEPS_NEEDED, join_runs
 from memest.profiles.stream import Stream
@@ -51,7 +52,7 @@ def resolve_run(
     """
     run = steps_run(profiler, request, gpu, vary)
     run = _with_generation(profiler, _with_varied_lengths(profiler, request, run, gpu), gpu)
-    return with_life(run, profiler.config)
+    return with_critic(profiler, request, with_life(run, profiler.config), vary)
 
 
 def steps_run(

@@ -332,7 +332,8 @@ def _read_cues(columns: Any) -> list[Cue]:
 
 def _landmarks(landmarks: Landmarks) -> list[Any]:
     kinds = [[name, kind] for name, kind in landmarks.kinds.items()]
-    more = landmarks.shared_paths or landmarks.units
+    units = [[list(names), *what] for names, *what in landmarks.units]
+    more = landmarks.shared_paths or landmarks.units or landmarks.ties
     return [
         kinds,
         list(landmarks.blocks),
@@ -340,12 +341,14 @@ def _landmarks(landmarks: Landmarks) -> list[Any]:
         landmarks.head,
         landmarks.norm,
         *([[list(pair) for pair in landmarks.shared_paths.items()]] if more else ()),
-        *([[[list(names), *what] for names, *what in landmarks.units]] if landmarks.units else ()),
+        *([units] if units or landmarks.ties else ()),
+        *((True,) if landmarks.ties else ()),
     ]
 
 
 def _read_landmarks(document: Any) -> Landmarks:
     kinds, blocks, *paths = document
+    ties = bool(paths.pop()) if len(paths) == 6 else False
     # what was written before units and shared parameters were told has none
     units = paths.pop() if len(paths) == 5 else []
     shared_paths = paths.pop() if len(paths) == 4 else []
@@ -361,6 +364,7 @@ def _read_landmarks(document: Any) -> Landmarks:
             (tuple(_text(name) for name in names), bool(frees), bool(experts))
             for names, frees, experts in units
         ),
+        ties=ties,
     )
 
 

@@ -1,11 +1,12 @@
 """verl: ``python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=... data....``.
 
 What is read is the actor of one GPU: weights in float32, sharded by FSDP, which computes in
-bfloat16; the micro-batches of its update; and the engine that writes answers on the same GPU. The
+bfloat16; the micro-batches of its update; the critic of PPO, which trains in turn with it
+(:mod:`memest.readers.verl_critic`); and the engine that writes answers on the same GPU. The
 reference lies on the host whatever is said (``forward_only`` has FSDP offload it).
 
 Source: verl 0.9.1 ``trainer/config/ppo_trainer.yaml`` with its parts (names and defaults),
-``trainer/ppo/utils.py`` (``need_critic``), ``trainer/ppo/v1/trainer_base.py``,
+``trainer/ppo/v1/trainer_base.py``,
 ``workers/engine_workers.py``, ``workers/engine/fsdp/transformer_impl.py``,
 ``utils/seqlen_balancing.py`` (``rearrange_micro_batches``), ``workers/config/actor.py``.
 """
@@ -21,6 +22,7 @@ from typing import Any
 from memest.errors import ConfigError
 from memest.readers.mapping import DocumentKeys, Key
 from memest.readers.values import Bounded, Either, KeyOrigin, Level, Saving
+from memest.readers.verl_critic import has_critic, read_critic
 from memest.readers.verl_keys import (
     ACTOR,
     DTYPES,
@@ -95,13 +97,6 @@ def _refuse_others(keys: DocumentKeys, config: str) -> None:
             "actor_rollout_ref.actor.strategy=fsdp2 in place of it."
         )
     estimator = keys.text("algorithm.adv_estimator") or "gae"
-    critic = keys.switch("critic.enable")
-    if critic or (critic is None and estimator.lower() == "gae"):
-        raise ConfigError(
-            f"{keys.where('algorithm.adv_estimator')} {estimator} trains a critic beside the "
-            "actor, which is not priced: estimates without one are. Write "
-            "algorithm.adv_estimator=grpo or rloo."
-        )
     strategy = keys.text(f"{ACTOR}strategy") or "fsdp"
     if strategy not in ("fsdp", "fsdp2"):
         raise ConfigError(
@@ -248,6 +243,9 @@ def _sizes(keys: DocumentKeys, num_gpus: int) -> None:
         _dynamic(keys, samples, length)
     else:
         _static(keys, samples, num_gpus)
+    if has_critic(keys):
+        mini = keys.whole("critic.ppo_mini_batch_size") or mini
+        read_critic(keys, samples=max(1, mini * number // num_gpus), length=length)
 
 
 def _dynamic(keys: DocumentKeys, samples: int, length: int) -> None:

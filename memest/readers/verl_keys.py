@@ -41,7 +41,7 @@ _NUMBERS = "numbers of the loss and of rates, which no size depends on"
 PASSED_OVER = (
     (re.compile(r"(trainer|ray_kwargs|global_profiler|transfer_queue)\."), "of the driver"),
     (re.compile(r"data\.|custom_reward_function\.|reward(_model|_manager)?\."), "of the host"),
-    (re.compile(r"critic\."), "no critic is trained"),
+    (re.compile(r"critic\."), "of a critic, and changes no memory or none is trained"),
     (re.compile(r"actor_rollout_ref\.ref\."), "the reference lies on the host, and takes less"),
     (re.compile(r"actor_rollout_ref\.actor\.megatron\.|.*\.veomni\."), "of another engine"),
     (re.compile(r".*\.(checkpoint|profiler|npu_profile)\."), "saving and profiling"),

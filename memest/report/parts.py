@@ -35,6 +35,7 @@ COLOURS = {
     Category.COMMUNICATION: "#882255",
     Category.ROUNDING: "#d9cfa8",
     Category.REFERENCE: "#332288",
+    Category.RESTING: "#117733",
 }
 """One colour a category, told apart by colour-blind readers too."""
 PART_COLOURS = {

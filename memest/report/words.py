@@ -297,7 +297,8 @@ def trainer_words(setup: Setup) -> str:
 
 def _method(setup: Setup) -> str:
     """What is trained for, and what stands beside the model."""
-    name = setup.method.upper().replace("-", " ")
+    critic = setup.rollouts is not None and setup.rollouts.critic
+    name = "PPO" if critic else setup.method.upper().replace("-", " ")
     trainer = _TRAINERS[setup.log_probs]
     if setup.log_probs is LogProbs.FUSED and setup.method in _FUSED_SINCE:
         trainer = f"TRL {_FUSED_SINCE[setup.method]} and later"
@@ -306,7 +307,8 @@ def _method(setup: Setup) -> str:
     words = f"{name} by {trainer.split(',')[0] if is_reward else trainer}"
     if setup.rollouts is not None:
         two = "two " if setup.method.writes_pairs else ""
-        words = f"{words}, {two}{_rollouts(setup.rollouts, setup.seq_len)}"
+        beside = " and a critic in turn" if critic else ""
+        words = f"{words}{beside}, {two}{_rollouts(setup.rollouts, setup.seq_len)}"
     if setup.precompute_ref_log_probs:
         return f"{words}, reference computed before"
     if not setup.has_reference:

@@ -277,12 +277,12 @@ def _peft_units(class_of: Mapping[str, str], weights: Sequence[Weight]) -> set[s
 
 
 def _verl_units(landmarks: Landmarks) -> set[str]:
-    """Embeddings and head, each by itself, unless they share a weight.
+    """Embeddings and head, each by itself, unless they share a weight, or would with a head.
 
     Source: ``_select_fsdp2_wrap_targets`` of verl 0.9.1 ``utils/fsdp_utils.py``.
     """
     ends = {name for name in (landmarks.embeddings, landmarks.head) if name is not None}
-    return set() if _is_tied(landmarks) else ends
+    return set() if _is_tied(landmarks) or landmarks.ties else ends
 
 
 def _own_units(

@@ -96,14 +96,17 @@ def landmarks_of(model: torch.nn.Module) -> Landmarks:
         for _, child in (base.named_children() if isinstance(base, torch.nn.Module) else ())
         if "Norm" in type(child).__name__
     ]
+    head = names.get(id(_module_of(model, "get_output_embeddings")))
+    ties = getattr(getattr(model, "config", None), "tie_word_embeddings", False)
     return Landmarks(
         kinds=class_names,
         blocks=tuple(sorted(getattr(model, "_no_split_modules", None) or ())),
         embeddings=names.get(id(_module_of(model, "get_input_embeddings"))),
-        head=names.get(id(_module_of(model, "get_output_embeddings"))),
+        head=head,
         norm=names.get(id(norms[-1])) if norms else None,
         shared_paths=_shared_paths(model),
         units=getattr(model, OWN_UNITS, ()),
+        ties=head is None and ties is True,
     )
 
 

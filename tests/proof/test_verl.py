@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from memest.trace.losses.verl import verl_step
+from memest.trace.losses.verl import value_step, verl_step
 from support.tools import load_tool
 
 tool = load_tool("record_verl")
@@ -17,10 +17,13 @@ RECORDED = json.loads(tool.RECORDED.read_text(encoding="utf-8"))
 
 
 def _ours(name):
-    def step(model, batch):
-        return verl_step(model, None, batch)
+    case = tool.CASES[name]
+    ours = value_step if case.get("values") else verl_step
 
-    return tool.summary(tool.run(step, tool.CASES[name]))
+    def step(model, batch):
+        return ours(model, None, batch)
+
+    return tool.summary(tool.run(step, case))
 
 
 @pytest.mark.parametrize("name", [n for n in tool.CASES if n.startswith("one")])

@@ -62,7 +62,10 @@ def batch_of_completions(sequences: tuple[TensorPlan, ...], setup: Setup) -> tup
     if setup.method.writes_pairs:
         batch *= 2
     if setup.log_probs is LogProbs.VERL:
-        return _batch_of_verl(tokens, length, asks=setup.has_reference)
+        numbers = ("values", "returns")
+        if not setup.is_critic:
+            numbers = ("old_log_probs", "advantages", *(("ref_log_prob",) * setup.has_reference))
+        return _batch_of_verl(tokens, length, numbers)
     if setup.log_probs is LogProbs.SWIFT:
         return _batch_of_swift(sequences, (batch, length), asks=setup.has_reference)
     out = [
@@ -100,7 +103,9 @@ def _batch_of_swift(
     return (*read, mask, *numbers)
 
 
-def _batch_of_verl(tokens: TensorPlan, length: int, *, asks: bool) -> tuple[TensorPlan, ...]:
+def _batch_of_verl(
+    tokens: TensorPlan, length: int, numbers: tuple[str, ...]
+) -> tuple[TensorPlan, ...]:
     """Sequences end to end, and numbers of each token of an answer: values of nested tensors."""
     samples, seq_len = tokens.shape
     row, answers = samples * seq_len, samples * length
@@ -111,7 +116,6 @@ def _batch_of_verl(tokens: TensorPlan, length: int, *, asks: bool) -> tuple[Tens
     def offsets() -> torch.Tensor:
         return torch.arange(samples + 1) * seq_len
 
-    numbers = ("old_log_probs", "advantages", *(("ref_log_prob",) * asks))
     return (
         TensorPlan(name="prompts", shape=(row - answers,), fill=WORD),
         TensorPlan(name="responses", shape=(answers,), fill=WORD),

@@ -21,7 +21,7 @@ from memest.trace.losses.preference_logits import Batch, Call
 from memest.trace.losses.preference_recipes import ScriptLoss, torchtune_dpo
 from memest.trace.losses.rollouts import loss_of_rollouts, score_completions
 from memest.trace.losses.trl import parts_for_trl
-from memest.trace.losses.verl import score_by_verl, verl_step
+from memest.trace.losses.verl import score_by_verl, score_values, value_step, verl_step
 from memest.trace.model.adapters import base_of, copy_kept_dtypes
 from memest.trace.model.value_head import with_values
 
@@ -119,6 +119,9 @@ def objective_of(model: Any, setup: Setup) -> Iterator[Objective | None]:
                 )
         elif setup.values_tokens:
             stack.enter_context(mock.patch.object(base, "forward", with_values(base)))
+        elif setup.is_critic:
+            # verl's config.classifier_dropout = 0
+            stack.enter_context(mock.patch.object(base, "dropout", torch.nn.Dropout(0.0)))
         elif method is not Method.REWARD:
             parts = parts_for_trl(base, f"--method {method}", calls_head=method.writes_pairs)
             if setup.log_probs is LogProbs.LOGITS and asks and has_router_loss(parts):
@@ -139,7 +142,10 @@ def objective_of(model: Any, setup: Setup) -> Iterator[Objective | None]:
             )
             return
         if setup.log_probs is LogProbs.VERL:
-            yield Objective(script=verl_step, score=score_by_verl, trained=model)
+            step, score = (
+                (value_step, score_values) if setup.is_critic else (verl_step, score_by_verl)
+            )
+            yield Objective(script=step, score=score, trained=model)
             return
         by_trl = method.generates and setup.log_probs is LogProbs.FUSED
         loss = loss_of_rollouts(method) if by_trl else loss_of_pairs(method, setup.log_probs)

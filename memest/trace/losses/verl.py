@@ -1,18 +1,21 @@
-"""What verl's actor computes of a micro-batch of prompts and answers, as its FSDP engine has it.
+"""What verl's actor and critic compute of a micro-batch of answers, as its FSDP engine has it.
 
 All sequences lie end to end in one row (``use_remove_padding``); the logits of all tokens are there
 in the dtype of autocast, and flash-attn's kernel writes their gradients where they lie. The loss is
-that of every estimate of advantages without a critic. What a sample does by itself (its answer cut
-out of the row) is done here for all of them at once: the same bytes in fewer allocations.
+that of every estimate of advantages; the critic has a value of each token in the logits' place.
+What a sample does by itself (its answer cut out of the row) is done here for all of them at once:
+the same bytes in fewer allocations.
 
 Source: verl 0.9.1 ``workers/engine/fsdp/transformer_impl.py`` (``forward_step``,
-``prepare_model_inputs``, ``prepare_model_outputs``), ``workers/utils/losses.py`` (``ppo_loss``),
-``workers/utils/padding.py``, ``trainer/ppo/core_algos.py`` (``compute_policy_loss_vanilla``,
-``agg_loss``, ``kl_penalty``); flash-attn 2.8 ``ops/triton/cross_entropy.py``.
+``prepare_model_inputs``, ``prepare_model_outputs``), ``workers/utils/losses.py`` (``ppo_loss``,
+``value_loss``), ``workers/utils/padding.py``, ``trainer/ppo/core_algos.py``
+(``compute_policy_loss_vanilla``, ``compute_value_loss``, ``agg_loss``, ``kl_penalty``); flash-attn
+2.8 ``ops/triton/cross_entropy.py``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -20,12 +23,13 @@ from torch.nn import functional
 
 from memest.trace.losses.preference_logits import Batch, Call, fetch
 
-__all__ = ["score_by_verl", "verl_step"]
+__all__ = ["score_by_verl", "score_values", "value_step", "verl_step"]
 
 _CLIP = 0.2
 _DUAL_CLIP = 3.0
 _COEFFICIENT = 0.001
 _TEMPERATURE = 1.0
+_VALUE_CLIP = 0.5
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -76,10 +80,42 @@ def score_by_verl(model: Call | None, _: Call | None, inputs: Batch) -> None:
         _log_probs(model, inputs, asks_entropies=True)
 
 
+def value_step(model: Call, _: Call, inputs: Batch) -> tuple[torch.Tensor, Any]:
+    """The same of the critic, which has a value of each token; as :func:`verl_step`."""
+    batch = dict(inputs)
+    cast("dict[str, Any]", inputs).clear()
+    values, _kept = _values(model, batch)
+    loss = _value_loss(values, batch)
+    fetch(loss.detach())
+    return loss, values.detach()
+
+
+def score_values(model: Call | None, _: Call | None, inputs: Batch) -> None:
+    """``_compute_values``: the values of a micro-batch, before the step."""
+    assert model is not None
+    with torch.no_grad():
+        _values(model, inputs)
+
+
+def _values(model: Call, batch: Batch) -> tuple[torch.Tensor, Any]:
+    """Of every token of the row, (total,); and what the caller has names for."""
+    output, *kept = _outputs(model, batch)
+    return output.logits.squeeze(0).squeeze(-1), (output, kept)
+
+
 def _log_probs(
     model: Call, batch: Batch, *, asks_entropies: bool = False
 ) -> tuple[torch.Tensor, Any]:
     """Of every token of the row, (total,), float32; and what the caller has names for."""
+    output, rolled, temperature = _outputs(model, batch)
+    logits = output.logits.squeeze(0)
+    entropies = torch.empty(len(logits) if asks_entropies else 0, device=logits.device)
+    losses, _ = _CrossEntropy.apply(logits, rolled)  # type: ignore[no-untyped-call]
+    return -losses, (output, temperature, entropies)
+
+
+def _outputs(model: Call, batch: Batch) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """What the model says of the row; the tokens that follow, and temperatures."""
     input_ids, offsets = batch["input_ids"], batch["offsets"]
     temperature = torch.full((len(offsets) - 1,), _TEMPERATURE, device=input_ids.device)
     temperature = torch.repeat_interleave(temperature, offsets.diff(), dim=0)
@@ -90,27 +126,54 @@ def _log_probs(
         position_ids=batch["position_ids"].unsqueeze(0),
         use_cache=False,
     )
-    logits = output.logits.squeeze(0)
-    entropies = torch.empty(len(logits) if asks_entropies else 0, device=logits.device)
-    losses, _ = _CrossEntropy.apply(logits, rolled)  # type: ignore[no-untyped-call]
-    return -losses, (output, temperature, entropies)
+    return output, rolled, temperature
 
 
-def _loss(log_probs: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """``ppo_loss``, the mean over all tokens of answers of the step."""
+def _answers(of_tokens: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """``no_padding_2_padding``: of each token of an answer, (samples, length)."""
     samples = len(batch["offsets"]) - 1
     length = len(batch["responses"]) // samples
-    rows = log_probs.view(samples, -1)
+    rows = of_tokens.view(samples, -1)
     # the number of a token stands at the one before it
     answers = functional.pad(rows[:, -length - 1 : -1], (0, 0))
-    log_prob = answers.clone()  # padded one by one, and stacked
-    del answers
+    return answers.clone()  # padded one by one, and stacked
+
+
+def _padder(batch: Batch) -> Callable[[str], torch.Tensor]:
+    """``to_padded_tensor``: the numbers of a name, (samples, length), while this is there."""
+    samples = len(batch["offsets"]) - 1
     data: dict[str, torch.Tensor] = {}  # which the function has a name for
 
     def padded(name: str) -> torch.Tensor:
         data[name] = batch[name].view(samples, -1).clone()
         return data[name]
 
+    return padded
+
+
+def _value_loss(values: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """``value_loss``, the mean over all tokens of answers of the step."""
+    predicted = _answers(values, batch)
+    padded = _padder(batch)
+    old_values, returns = padded("values"), padded("returns")
+    mask = padded("response_mask").to(torch.bool)
+    low, high = old_values - _VALUE_CLIP, old_values + _VALUE_CLIP
+    clipped = torch.max(torch.min(predicted, high), low)
+    losses1 = (predicted - returns) ** 2
+    losses2 = (clipped - returns) ** 2
+    losses = torch.max(losses1, losses2)
+    loss = 0.5 * _aggregate(losses, mask)
+    clip_share = _masked_mean(torch.gt(losses2, losses1).float(), mask)
+    del low, high, clipped, losses1, losses2, losses
+    for value in (clip_share, _masked_mean(predicted, mask)):
+        fetch(value.detach())
+    return loss
+
+
+def _loss(log_probs: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """``ppo_loss``, the mean over all tokens of answers of the step."""
+    log_prob = _answers(log_probs, batch)
+    padded = _padder(batch)
     mask = padded("response_mask").to(torch.bool)
     old_log_prob, advantages = padded("old_log_probs"), padded("advantages")
     diverges = "ref_log_prob" in batch

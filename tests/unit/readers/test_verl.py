@@ -8,6 +8,7 @@ import yaml
 import memest
 from memest.readers.values import Bounded, Saving
 
+PPO = "algorithm.adv_estimator=gae critic.model.path=gpt2"
 MAIN = "python3 -m verl.trainer.main_ppo"
 A, R, M = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 GRPO = f"algorithm.adv_estimator=grpo {M}.path=gpt2 {A}.ppo_micro_batch_size_per_gpu=4"
@@ -107,10 +108,66 @@ def test_micro_batches_that_are_priced_much_fuller_leave_it_open_that_a_run_does
 
 
 @pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        # 32,768 tokens hold all 32 answers of a step; which trainer's sizes are named is the same
+        ("", {"critic": "actor", "critic_batch": 32, "batch": 4}),
+        ("critic.ppo_micro_batch_size_per_gpu=2", {"critic_batch": 32}),
+        ("+critic.ppo_infer_max_token_len_per_gpu=4096", {"critic_batch": 4}),
+        ("critic.ppo_mini_batch_size=64", {"critic_batch": 8}),
+        (f"{R}.n=2 data.max_response_length=1536", {"critic_batch": 16, "num_generations": 2}),
+        ("critic.model.path=Qwen/Qwen3-0.6B", {"critic": "Qwen/Qwen3-0.6B"}),
+        ("critic.fsdp.param_offload=True", {"critic_moves": "model"}),
+        ("critic.model.fsdp_config.optimizer_offload=True", {"critic_moves": "optimizer"}),
+        ("critic.fsdp.param_offload=True critic.fsdp.optimizer_offload=True",
+         {"critic_moves": "both"}),
+        (f"{A}.strategy=fsdp2 critic.strategy=fsdp2", {"fsdp_version": 2}),
+        (f"{A}.fsdp_config.model_dtype=bf16 critic.fsdp.model_dtype=bfloat16",
+         {"dtype": "bfloat16"}),
+    ],
+)  # fmt: skip
+def test_a_critic_is_read(said, expected):
+    run = run_of(f"{PPO} {said}")
+
+    assert {name: run.options[name] for name in expected} == expected
+    assert run.options["method"] == "grpo"
+    # that a micro-batch is full leaves no verdict open
+    assert {type(remark.why) for remark in run.not_modelled} == {Bounded}
+    assert "verl 0.9.1 fills the critic's micro-batches" in missed(run)
+
+
+@pytest.mark.parametrize(
     ("said", "words"),
     [
-        ("algorithm.adv_estimator=gae", "gae trains a critic.*Write algorithm.adv_estimator=grpo"),
-        ("critic.enable=True", "trains a critic"),
+        ("critic.fsdp.model_dtype=bf16", "critic has bfloat16 there, and is priced as the actor"),
+        (f"{A}.fsdp_config.model_dtype=bf16", "critic has float32 there"),
+        ("critic.model.enable_gradient_checkpointing=False", "critic has false there"),
+        ("critic.model.use_remove_padding=False", "critic has false there"),
+        ("critic.model.enable_activation_offload=True", "a critic that takes less"),
+        ("critic.optim.optimizer=SGD", "critic has sgd there"),
+    ],
+)
+def test_what_a_critic_has_otherwise_is_named(said, words):
+    assert words in missed(run_of(f"{PPO} {said}"))
+
+
+def test_no_critic_without_its_estimate():
+    assert "critic" not in run_of(f"{PPO} critic.enable=False").options
+    assert "critic" not in run_of("critic.model.path=gpt2").options
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("algorithm.adv_estimator=gae", "no critic.model.path.*write critic.model.path=gpt2"),
+        ("critic.enable=True", "no critic.model.path"),
+        (f"{PPO} critic.strategy=fsdp2", "critic under fsdp2 beside an actor under fsdp .*=fsdp"),
+        (f"{PPO} critic.strategy=megatron", "a critic under megatron"),
+        (f"{PPO} {A}.strategy=fsdp2", "Write critic.strategy=fsdp2"),
+        (f"{PPO} critic.model.lora_rank=8", "adapters is not priced.*critic.model.lora_rank=0"),
+        (f"{PPO} critic.fsdp.ulysses_sequence_parallel_size=2", "Ulysses is not priced"),
+        (f"{PPO} critic.ulysses_sequence_parallel_size=2", "Ulysses is not priced"),
+        (f"{PPO} data.max_prompt_length=40000", "32768 is less than the 40512 .*=40512"),
         (f"{A}.strategy=megatron", "megatron is not priced.*strategy=fsdp2"),
         ("--config-name=ppo_megatron_trainer.yaml", "Megatron-Core .*strategy=fsdp2"),
         ("model_engine=megatron", "Megatron-Core"),
