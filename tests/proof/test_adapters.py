@@ -121,7 +121,8 @@ CASES = [
 
 # methods of the registry by what they need to be told, proved allocation by allocation
 OTHERS = {
-    "ADALORA": {"init_r": 12, "target_r": 8, "total_step": 100},
+    # no rank is given up in these steps: what that computes is not in a trace
+    "ADALORA": {"init_r": 12, "target_r": 8, "total_step": 100, "deltaT": 10},
     "ADAPTION_PROMPT": {"adapter_len": 10, "adapter_layers": 2},
     "BEFT": {},
     "CARTRIDGE": {"num_virtual_tokens": 8},

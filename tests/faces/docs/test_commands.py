@@ -137,6 +137,15 @@ def files(tmp_path_factory) -> Path:
             text = text.replace(model, few_layers(LLAMA))
         # what memest refuses by name (docs/several-gpus.md)
         write(name, text.replace('"round_robin_gradients": true', '"round_robin_gradients": false'))
+    verl = (
+        "python3 -m verl.trainer.main_ppo algorithm.adv_estimator={} {} "
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 data.max_response_length=64 "
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=1 trainer.n_gpus_per_node=2\n"
+    )
+    model = few_layers(LLAMA)
+    actor = f"'actor_rollout_ref.model.path={model}'"
+    write("run_grpo.sh", verl.format("grpo", actor))
+    write("run_ppo.sh", verl.format("gae", f"{actor} 'critic.model.path={model}'"))
     for name in ("fsdp.yaml", "a.yaml"):  # those that stand beside gpt2
         text = (folder / name).read_text(encoding="utf-8")
         write(name, text.replace("LlamaDecoderLayer", "GPT2Block"))
