@@ -9,6 +9,8 @@ ms-swift 4.6.0 ``GRPOBatch`` of ``rl_core``; verl 0.9.1 ``trainer/ppo/v1/trainer
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from memest.config.kinds import LogProbs, Method
@@ -62,10 +64,10 @@ def batch_of_completions(sequences: tuple[TensorPlan, ...], setup: Setup) -> tup
     if setup.method.writes_pairs:
         batch *= 2
     if setup.log_probs is LogProbs.VERL:
-        numbers = ("values", "returns")
-        if not setup.is_critic:
-            numbers = ("old_log_probs", "advantages", *(("ref_log_prob",) * setup.has_reference))
-        return _batch_of_verl(tokens, length, numbers)
+        told = ["values", "returns"] if setup.is_critic else ["old_log_probs", "advantages"]
+        if setup.has_reference and not setup.is_critic:
+            told.append("ref_log_prob")
+        return _batch_of_verl(tokens, length, told)
     if setup.log_probs is LogProbs.SWIFT:
         return _batch_of_swift(sequences, (batch, length), asks=setup.has_reference)
     out = [
@@ -104,7 +106,7 @@ def _batch_of_swift(
 
 
 def _batch_of_verl(
-    tokens: TensorPlan, length: int, numbers: tuple[str, ...]
+    tokens: TensorPlan, length: int, numbers: Sequence[str]
 ) -> tuple[TensorPlan, ...]:
     """Sequences end to end, and numbers of each token of an answer: values of nested tensors."""
     samples, seq_len = tokens.shape
