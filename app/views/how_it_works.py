@@ -62,6 +62,8 @@ _CATEGORIES = {
     "multiple of 512 bytes, and small rests are not split off.",
     Category.REFERENCE: "Weights of a second model that scores answers for DPO, IPO and KTO, "
     "and does not train.",
+    Category.RESTING: "Weights and optimizer states of the other of two models that train in turn, "
+    "such as actor and critic: they stay while this one trains.",
 }
 _METHOD = """
 1. The model is built from its configuration on PyTorch's **meta device**: modules and shapes, no
