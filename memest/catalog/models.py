@@ -190,8 +190,12 @@ def _by_words() -> dict[str, CatalogueEntry | None]:
     return found
 
 
-def lookup(name: str) -> CatalogueEntry | None:
+def lookup(name: str, *, exactly: bool = False) -> CatalogueEntry | None:
     """Find a model by id, alias or id without its organisation, as it is written or as one says it.
+
+    Args:
+        name: in letters of any case.
+        exactly: as it is written alone.
 
     A foreign organisation is not ignored: a fine-tune may have changed the architecture.
 
@@ -202,7 +206,8 @@ def lookup(name: str) -> CatalogueEntry | None:
         True
     """
     name = name.strip().strip("/")
-    return _by_id().get(name.lower()) or _by_words().get(as_said(name))
+    entry = _by_id().get(name.lower())
+    return entry if entry is not None or exactly else _by_words().get(as_said(name))
 
 
 def closest_models(name: str, *, limit: int = 3) -> tuple[str, ...]:

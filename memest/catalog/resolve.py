@@ -119,7 +119,8 @@ def leads_to_file(ref: str) -> bool:
     """
     path, exists = _path_of(ref)
     lacks_config = exists and path.is_dir() and not (path / CONFIG_NAME).is_file()
-    return looks_like_path(ref) or (exists and not (lacks_config and lookup(ref) is not None))
+    is_model = lacks_config and lookup(ref, exactly=True) is not None
+    return looks_like_path(ref) or (exists and not is_model)
 
 
 def _path_of(ref: str) -> tuple[Path, bool]:
@@ -264,7 +265,7 @@ def _resolve(ref: str, *, trust_remote_code: bool) -> ModelSource:
             f"{ref} does not exist{hint}: give a folder with a {CONFIG_NAME}, the file itself, or "
             "the id of a model, for example bert-base-uncased"
         )
-    entry = lookup(ref)
+    entry = lookup(ref, exactly=exists)
     lacks_config = exists and path.is_dir() and not (path / CONFIG_NAME).is_file()
     if lacks_config and entry is not None and not looks_like_path(ref):
         notes = (f"the folder {ref} here has no {CONFIG_NAME} and was passed over",)

@@ -6,9 +6,9 @@ Source: see :mod:`memest.readers.ms_swift`.
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from memest.readers.mapping import by_key
+from memest.readers.published_deepspeed import zero_stages
 from memest.readers.training_arguments import IGNORED_KEYS, UNMODELLED_KEYS
 from memest.readers.values import IMAGES, Bounded, Either, Saving
 
@@ -198,39 +198,7 @@ OPTIMIZERS = {
     "muonclip": Either("Muon of its own kind: name one with --optim"),
 }
 PARTS = {"freeze_vit": "vision", "freeze_aligner": "projector", "freeze_llm": "language"}
-_BUCKETS = {
-    "allgather_partitions": True,
-    "allgather_bucket_size": 2e8,
-    "overlap_comm": False,
-    "reduce_scatter": True,
-    "reduce_bucket_size": 2e8,
-    "contiguous_gradients": True,
-}
-_PERSISTENT = {
-    "overlap_comm": False,
-    "contiguous_gradients": True,
-    "sub_group_size": 1e9,
-    "reduce_bucket_size": "auto",
-    "stage3_prefetch_bucket_size": "auto",
-    "stage3_param_persistence_threshold": "auto",
-    "stage3_max_live_parameters": 1e9,
-    "stage3_max_reuse_distance": 1e9,
-    "stage3_gather_16bit_weights_on_model_save": True,
-}
-_ON_HOST = {"device": "cpu", "pin_memory": True}
-PRESETS: dict[str, dict[str, Any]] = {
-    "zero0": {"stage": 0, **_BUCKETS},
-    "zero1": {"stage": 1, **_BUCKETS},
-    "zero2": {"stage": 2, **_BUCKETS},
-    "zero2_offload": {"stage": 2, "offload_optimizer": _ON_HOST, **_BUCKETS},
-    "zero3": {"stage": 3, **_PERSISTENT},
-    "zero3_offload": {
-        "stage": 3,
-        "offload_optimizer": _ON_HOST,
-        "offload_param": _ON_HOST,
-        **_PERSISTENT,
-    },
-}
+PRESETS = {name.replace("z", "zero", 1): stage for name, stage in zero_stages(2e8).items()}
 """``zero_optimization`` of the DeepSpeed configurations that come along; all else there is auto."""
 FSDP2 = {
     "fsdp": "full_shard auto_wrap",

@@ -1,6 +1,7 @@
 """DeepSpeed configurations that come with a tool, for runs that name one that is not here.
 
-Source: ``examples/deepspeed`` of LLaMA-Factory, as of 2025: what decides memory. Of axolotl's files
+Source: ``examples/deepspeed`` of LLaMA-Factory, as of 2025, and ``swift/config`` of ms-swift: what
+decides memory. Of axolotl's files
 of one name some releases offload and some do not, so there none is taken.
 """
 
@@ -9,18 +10,9 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Any
 
-__all__ = ["published"]
+__all__ = ["published", "zero_stages"]
 
 _ON_HOST = {"device": "cpu", "pin_memory": True}
-_BUCKETS = {
-    "allgather_partitions": True,
-    "allgather_bucket_size": 5e8,
-    "overlap_comm": False,
-    "reduce_scatter": True,
-    "reduce_bucket_size": 5e8,
-    "contiguous_gradients": True,
-    "round_robin_gradients": True,
-}
 _GATHERED = {
     "overlap_comm": False,
     "contiguous_gradients": True,
@@ -32,17 +24,37 @@ _GATHERED = {
     "stage3_max_reuse_distance": 1e9,
     "stage3_gather_16bit_weights_on_model_save": True,
 }
-_LLAMA_FACTORY: dict[str, dict[str, Any]] = {
-    "ds_z0_config.json": {"stage": 0, **_BUCKETS},
-    "ds_z2_config.json": {"stage": 2, **_BUCKETS},
-    "ds_z2_offload_config.json": {"stage": 2, "offload_optimizer": _ON_HOST, **_BUCKETS},
-    "ds_z3_config.json": {"stage": 3, **_GATHERED},
-    "ds_z3_offload_config.json": {
-        "stage": 3,
-        "offload_optimizer": _ON_HOST,
-        "offload_param": _ON_HOST,
-        **_GATHERED,
-    },
+
+
+def zero_stages(bucket_elements: float, **more: Any) -> dict[str, dict[str, Any]]:
+    """``zero_optimization`` of each stage, by the short names that tools give them.
+
+    Args:
+        bucket_elements: of the buckets below stage 3.
+        more: what a tool has there besides.
+    """
+    buckets = {
+        "allgather_partitions": True,
+        "allgather_bucket_size": bucket_elements,
+        "overlap_comm": False,
+        "reduce_scatter": True,
+        "reduce_bucket_size": bucket_elements,
+        "contiguous_gradients": True,
+        **more,
+    }
+    states = {"offload_optimizer": _ON_HOST}
+    return {
+        **{f"z{stage}": {"stage": stage, **buckets} for stage in (0, 1, 2)},
+        "z2_offload": {"stage": 2, **states, **buckets},
+        "z3": {"stage": 3, **_GATHERED},
+        "z3_offload": {"stage": 3, **states, "offload_param": _ON_HOST, **_GATHERED},
+    }
+
+
+_LLAMA_FACTORY = {
+    f"ds_{name}_config.json": stage
+    for name, stage in zero_stages(5e8, round_robin_gradients=True).items()
+    if name != "z1"
 }
 
 

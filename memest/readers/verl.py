@@ -21,22 +21,23 @@ from typing import Any
 
 from memest.errors import ConfigError
 from memest.readers.mapping import DocumentKeys, Key
-from memest.readers.values import Bounded, Either, KeyOrigin, Level, Saving
+from memest.readers.values import CHANGES, Bounded, Either, KeyOrigin, Level, Saving
 from memest.readers.verl_critic import has_critic, read_critic
 from memest.readers.verl_keys import (
     ACTOR,
     DTYPES,
     FSDP,
-    IGNORED,
     MODEL,
     OPTIM,
     OPTIMIZERS,
-    PASSED_OVER,
     ROLLOUT,
     UNMODELLED,
+    why_ignored,
 )
 
 __all__ = ["read_verl"]
+
+_REFERENCE = re.compile(r"\$\{(?:oc\.select:)?(?P<name>[\w.]+)(?:,[^}]*)?\}")
 
 
 def read_verl(keys: DocumentKeys, *, config: str = "") -> None:
@@ -49,7 +50,8 @@ def read_verl(keys: DocumentKeys, *, config: str = "") -> None:
     Raises:
         ConfigError: what is not priced, by name; a value at which verl stops.
     """
-    flat = replace(keys, document=_flat(keys.document), samples_per_step=None)
+    document, untold = _followed(_flat(keys.document))
+    flat = replace(keys, document=document, samples_per_step=None)
     _refuse_others(flat, config)
     flat.set_from(f"{MODEL}path", Key("model", "text"))
     _method(flat)
@@ -63,24 +65,45 @@ def read_verl(keys: DocumentKeys, *, config: str = "") -> None:
         if flat.take(key) not in (None, False, 0, "", "null"):
             flat.miss(key, why)
     for key in flat.remaining:
-        name = key.removeprefix(ACTOR)
-        why = IGNORED.get(name) or next((w for p, w in PASSED_OVER if p.match(key)), "")
-        if why:
+        if why := why_ignored(key):
             flat.pass_over((key,), why)
+    for key, value in untold.items():
+        if not why_ignored(key):
+            flat.miss(key, Either(f"{value} is not followed; verl's default is taken"))
     flat.ignore_rest({}, {})
     keys.absorb(flat)
 
 
 def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Keys with all their sections; what refers to another key is left to the defaults."""
+    """Keys with all their sections."""
     out: dict[str, Any] = {}
     for key, value in document.items():
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            out |= _flat(value, f"{name}.")
-        elif not (isinstance(value, str) and value.startswith("${")):
-            out[name] = value
+        out |= _flat(value, f"{name}.") if isinstance(value, Mapping) and value else {name: value}
     return out
+
+
+def _followed(document: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The same with the values that references lead to, and what cannot be told.
+
+    ``${oc.select:data.max_prompt_length,512}``, of a key that is not here, is verl's own way to
+    write a default, which is left to it.
+    """
+    out: dict[str, Any] = {}
+    untold: dict[str, str] = {}
+    for key, value in document.items():
+        found, seen = value, {key}
+        while isinstance(found, str) and (match := _REFERENCE.fullmatch(found)):
+            name = match["name"]
+            if name not in document or name in seen:
+                break
+            seen.add(name)
+            found = document[name]
+        if not (isinstance(found, str) and "${" in found):
+            out[key] = found
+        elif not found.startswith("${oc.select:"):
+            untold[key] = value
+    return out, untold
 
 
 def _refuse_others(keys: DocumentKeys, config: str) -> None:
@@ -391,18 +414,13 @@ def _model(keys: DocumentKeys) -> None:
             keys.set_at("fsdp_version", 2, KeyOrigin(origin.origin, Level.COMMAND))
             note = keys.miss if keys.has(f"{ACTOR}strategy") else keys.miss_default
             note(f"{ACTOR}strategy", Either(why))
-    why = "how the model is found and loaded"
     for key in keys.remaining:
-        if (
-            re.match(
-                r"actor_rollout_ref\.(hybrid_engine|nccl_timeout)|actor_rollout_ref\.model\."
-                r"(use_shm|trust_remote_code|external_lib|tokenizer_path|hf_config_path|lora\.|mtp\."
-                r"|custom_chat_template|override_config\.|fused_kernel_options|use_remove_padding)",
-                key,
-            )
-            and key not in UNMODELLED
-        ):
-            keys.pass_over((key,), why)
+        if key.startswith(f"{MODEL}override_config."):
+            name = key.removeprefix(f"{MODEL}override_config.").removeprefix("model_config.")
+            if "." in name:
+                keys.miss(key, Either("an entry of a part of the model's configuration"))
+            else:
+                keys.set(CHANGES, {name: keys.take(key)}, key)
 
 
 def _optimizer(keys: DocumentKeys) -> None:

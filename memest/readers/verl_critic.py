@@ -21,6 +21,7 @@ _OWN_FSDP = (f"{_CRITIC}fsdp.", f"{_OWN_MODEL}fsdp_config.")
 """Its sharding, as releases name it and as earlier ones did."""
 _TOKENS = f"{_CRITIC}ppo_infer_max_token_len_per_gpu"
 _USUAL_TOKENS = 32768
+_CHANGES = "override_config."
 _UNREAD = (
     "ppo_micro_batch_size_per_gpu ppo_micro_batch_size ppo_max_token_len_per_gpu use_dynamic_bsz"
 ).split()
@@ -102,7 +103,13 @@ def _set_model(keys: DocumentKeys) -> None:
             f"{keys.source}: no {_OWN_MODEL}path, without which verl takes its author's own folder "
             f"of deepseek-llm-7b-chat: write {_OWN_MODEL}path={actor or 'MODEL'}."
         )
-    keys.set_at("critic", "actor" if path == actor else path, keys.origin(f"{_OWN_MODEL}path"))
+    # verl changes the configuration of each by itself
+    is_changed = any(key.startswith(f"{MODEL}{_CHANGES}") for key in keys.document)
+    alike = path == actor and not is_changed
+    keys.set_at("critic", "actor" if alike else path, keys.origin(f"{_OWN_MODEL}path"))
+    for key in keys.document:
+        if key.startswith(f"{_OWN_MODEL}{_CHANGES}") and not key.endswith(".attn_implementation"):
+            keys.miss(key, Either("an entry of the critic's own configuration"))
     moved = {
         name: f"{section}{name}_offload"
         for name in ("param", "optimizer")

@@ -13,16 +13,15 @@ __all__ = [
     "ACTOR",
     "DTYPES",
     "FSDP",
-    "IGNORED",
     "MODEL",
     "OPTIM",
     "OPTIMIZERS",
-    "PASSED_OVER",
     "ROLLOUT",
     "UNMODELLED",
     "VERL_CONFIGS",
     "is_of_driver",
     "is_verl",
+    "why_ignored",
 ]
 
 VERL_CONFIGS = ("ppo_trainer", "ppo_megatron_trainer")
@@ -38,7 +37,7 @@ DTYPES = {
     **dict.fromkeys(("fp16", "float16", "16"), "float16"),
 }
 _NUMBERS = "numbers of the loss and of rates, which no size depends on"
-PASSED_OVER = (
+_PASSED_OVER = (
     (re.compile(r"(trainer|ray_kwargs|global_profiler|transfer_queue)\."), "of the driver"),
     (re.compile(r"data\.|custom_reward_function\.|reward(_model|_manager)?\."), "of the host"),
     (re.compile(r"critic\."), "of a critic, and changes no memory or none is trained"),
@@ -46,6 +45,14 @@ PASSED_OVER = (
     (re.compile(r"actor_rollout_ref\.actor\.megatron\.|.*\.veomni\."), "of another engine"),
     (re.compile(r".*\.(checkpoint|profiler|npu_profile)\."), "saving and profiling"),
     (re.compile(r"actor_rollout_ref\.rollout\."), "of the engine, in its share"),
+    (
+        re.compile(
+            r"actor_rollout_ref\.(hybrid_engine|nccl_timeout)|actor_rollout_ref\.model\.(use_shm|"
+            r"trust_remote_code|external_lib|tokenizer_path|hf_config_path|lora\.|mtp\.|"
+            r"custom_chat_template|fused_kernel_options|use_remove_padding)"
+        ),
+        "how the model is found and loaded",
+    ),
     (re.compile(r"algorithm\.|actor_rollout_ref\.actor\.(policy_loss|optim)\."), _NUMBERS),
 )
 """Sections whose other keys change no memory of the actor's GPU."""
@@ -58,7 +65,7 @@ _SIZES = (
     "reward_model.enable",
 )
 """Keys of the first two that do."""
-IGNORED = {
+_IGNORED = {
     **dict.fromkeys(
         """clip_ratio clip_ratio_low clip_ratio_high clip_ratio_c kl_loss_type loss_agg_mode
         loss_scale_factor ppo_epochs shuffle data_loader_seed tau_pos tau_neg grad_clip""".split(),
@@ -111,6 +118,12 @@ def is_verl(program: str) -> bool:
     return _PROGRAM.fullmatch(program) is not None
 
 
+def why_ignored(key: str) -> str:
+    """Why a key that nobody has asked for changes no memory of the actor's GPU; "" where it may."""
+    own = _IGNORED.get(key.removeprefix(ACTOR))
+    return own or next((why for pattern, why in _PASSED_OVER if pattern.match(key)), "")
+
+
 def is_of_driver(key: str) -> bool:
     """Whether a key of verl's says nothing of the actor's GPU, whatever its value is.
 
@@ -118,4 +131,4 @@ def is_of_driver(key: str) -> bool:
         >>> is_of_driver("data.train_files"), is_of_driver("data.max_prompt_length")
         (True, False)
     """
-    return key not in _SIZES and any(pattern.match(key) for pattern, _ in PASSED_OVER[:2])
+    return key not in _SIZES and any(pattern.match(key) for pattern, _ in _PASSED_OVER[:2])

@@ -61,12 +61,7 @@ def verl_step(model: Call, _: Call, inputs: Batch) -> tuple[torch.Tensor, Any]:
     Returns:
         The loss, and what its caller keeps until the backward is done.
     """
-    batch = dict(inputs)
-    cast("dict[str, Any]", inputs).clear()
-    log_probs, _kept = _log_probs(model, batch)
-    loss = _loss(log_probs, batch)
-    fetch(loss.detach())
-    return loss, log_probs.detach()
+    return _step(model, inputs, _log_probs, _loss)
 
 
 def score_by_verl(model: Call | None, _: Call | None, inputs: Batch) -> None:
@@ -82,12 +77,7 @@ def score_by_verl(model: Call | None, _: Call | None, inputs: Batch) -> None:
 
 def value_step(model: Call, _: Call, inputs: Batch) -> tuple[torch.Tensor, Any]:
     """The same of the critic, which has a value of each token; as :func:`verl_step`."""
-    batch = dict(inputs)
-    cast("dict[str, Any]", inputs).clear()
-    values, _kept = _values(model, batch)
-    loss = _value_loss(values, batch)
-    fetch(loss.detach())
-    return loss, values.detach()
+    return _step(model, inputs, _values, _value_loss)
 
 
 def score_values(model: Call | None, _: Call | None, inputs: Batch) -> None:
@@ -95,6 +85,21 @@ def score_values(model: Call | None, _: Call | None, inputs: Batch) -> None:
     assert model is not None
     with torch.no_grad():
         _values(model, inputs)
+
+
+def _step(
+    model: Call,
+    inputs: Batch,
+    numbers_of: Callable[[Call, Batch], tuple[torch.Tensor, Any]],
+    loss_of: Callable[[torch.Tensor, Batch], torch.Tensor],
+) -> tuple[torch.Tensor, Any]:
+    """The loss of the numbers of each token, and these."""
+    batch = dict(inputs)
+    cast("dict[str, Any]", inputs).clear()
+    numbers, _kept = numbers_of(model, batch)
+    loss = loss_of(numbers, batch)
+    fetch(loss.detach())
+    return loss, numbers.detach()
 
 
 def _values(model: Call, batch: Batch) -> tuple[torch.Tensor, Any]:

@@ -208,3 +208,12 @@ def test_a_name_as_one_says_it_is_understood_and_said(said, meant):
 @pytest.mark.parametrize("said", ["someone/gpt-2", "meta-llama/Llama 3.1 8B", "llama 8b", "gpt"])
 def test_a_name_as_one_says_it_has_no_organisation_and_all_its_parts(said):
     assert lookup(said) is None
+
+
+def test_a_folder_here_is_no_name_as_one_says_it(tmp_path, monkeypatch):
+    (tmp_path / "Qwen3_8B").mkdir()
+    (tmp_path / "Qwen3_8B/adapter_config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(ConfigError, match="holds an adapter"):
+        resolve_model("Qwen3_8B")

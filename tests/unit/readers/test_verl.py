@@ -251,6 +251,37 @@ def test_a_configuration_of_hydra_s_is_read_and_the_command_counts_above_it(tmp_
     assert named.options["num_gpus"] == 4
 
 
+def test_references_are_followed_and_those_that_cannot_be_are_named(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "algorithm: {adv_estimator: grpo}\n"
+        "data: {train_batch_size: 64, max_prompt_length: '${data.longest}', longest: 100}\n"
+        "trainer: {n_gpus_per_node: 8, default_local_dir: 'out/${now:%H}'}\n"
+        "actor_rollout_ref:\n  model: {path: gpt2}\n  actor:\n"
+        "    ppo_mini_batch_size: ${data.train_batch_size}\n"
+        "    ppo_micro_batch_size_per_gpu: 4\n    use_kl_loss: ${mine.kl}\n"
+    )
+    run = memest.read_config(path)
+
+    assert (run.options["grad_accum"], run.options["seq_len"]) == (2, 612)
+    (remark,) = run.not_modelled
+    assert "use_kl_loss" in str(remark)
+    assert "${mine.kl} is not followed" in str(remark)
+
+
+def test_entries_of_the_configuration_go_with_the_model_and_not_with_its_critic():
+    run = run_of(f"+{M}.override_config.n_layer=4")
+    assert run.model == "gpt2?n_layer=4"
+    assert not run.not_modelled
+    assert "part of the model" in missed(run_of(f"+{M}.override_config.text_config.n_layer=4"))
+
+    start = f"{PPO} {M}.path=gpt2 {A}.ppo_micro_batch_size_per_gpu=4"
+    assert run_of("", start).options["critic"] == "actor"
+    assert run_of(f"+{M}.override_config.n_layer=4", start).options["critic"] == "gpt2"
+    own = run_of("+critic.model.override_config.n_layer=4", start)
+    assert "critic's own configuration" in missed(own)
+
+
 def test_a_configuration_that_is_not_here_leaves_the_verdict_open():
     assert "is not here" in missed(run_of("--config-name=theirs"))
 
